@@ -1,0 +1,52 @@
+# Every command works from a fresh clone: what is missing is installed first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check fmt bench soak lock clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(INSTALLED) ## install the exact versions of requirements.lock into .venv
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Restante needs Python 3.11 or newer; say which one with: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+		|| { echo "This Python cannot make virtual environments; on Debian: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+serve: setup ## run a Restante on 127.0.0.1:8080 with its own Postgres
+	@exec $(BIN)/restante serve
+
+test: check ## lint, types, import rules and all tests
+	$(BIN)/python -m pytest --numprocesses auto
+
+check: setup ## lint, types and import rules, without the tests
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/basedpyright --level error
+	$(BIN)/lint-imports --no-cache
+
+fmt: setup ## format the code and mend what the linter can
+	$(BIN)/ruff check --quiet --fix .
+	$(BIN)/ruff format --quiet .
+
+bench: setup ## measure, and print each figure as a ratio
+	$(BIN)/python -m bench
+
+soak: setup ## the long crash and oracle runs; SOAK_RUNS and SOAK_SEED choose how many and which
+	SOAK_RUNS=$${SOAK_RUNS:-300} $(BIN)/python -m pytest -m soak --numprocesses 0 --timeout 0 --capture no
+
+lock: setup ## resolve the dependencies anew into requirements.lock
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra server --extra dev \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml -o requirements.lock
+
+clean: ## remove what the other commands made
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
