@@ -78,3 +78,9 @@ class NotReady(RestanteError):
     """The server runs but cannot do its work yet."""
 
     code = "not_ready"
+
+
+class DatabaseFull(RestanteError):
+    """Postgres could not write because its disk is full."""
+
+    code = "database_full"

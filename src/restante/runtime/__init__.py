@@ -1,0 +1,1 @@
+"""The process: nothing here knows a business rule."""

@@ -1,0 +1,41 @@
+"""The operator's token, made once and kept where only its owner can read it."""
+
+import os
+import secrets
+from pathlib import Path
+
+from restante.errors import DataDirectoryUnusable
+
+FILE_NAME = "admin-token"
+
+
+def kept_in(directory: Path) -> str:
+    """
+    The token of this data directory, made on first use with mode 0600.
+
+    Two processes that start at once agree: the file appears whole, and the first one wins.
+    """
+    path = directory / FILE_NAME
+    try:
+        if not path.exists():
+            _make(path)
+        return path.read_text().strip()
+    except OSError as error:
+        raise DataDirectoryUnusable(
+            f"The admin token cannot be kept in {path}: {error.strerror}."
+        ) from error
+
+
+def _make(path: Path) -> None:
+    draft = path.with_name(f".{FILE_NAME}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        path.hardlink_to(draft)
+    except FileExistsError:
+        return
+    finally:
+        draft.unlink()

@@ -1,0 +1,52 @@
+"""Structured logs on standard error: columns for people, JSON for machines."""
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+from structlog.typing import Processor
+
+# Libraries speak through here at warning level; their chatter is not ours to print.
+_QUIET = ("uvicorn", "uvicorn.error", "asyncio", "aiohttp")
+
+
+def configure(style: Literal["auto", "columns", "json"], level: str) -> None:
+    """Set up logging for this process: ours through structlog, the libraries' in the same shape."""
+    columns = style == "columns" or (style == "auto" and sys.stderr.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *(_for_people() if columns else _for_machines()),
+            ],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=_number(level), force=True)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _for_people() -> list[Processor]:
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+def _for_machines() -> list[Processor]:
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+def _number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]

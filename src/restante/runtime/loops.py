@@ -1,0 +1,117 @@
+"""
+Supervised background loops: run a pass now, then one per interval, until told to stop.
+
+The loop knows no table and the pass knows no timer.  A pass that raises is logged and counted,
+and the next one runs; a pass that does not end is cut at its deadline; the loop itself, should it
+crash, is started again after a pause that grows.  None of this ever takes the server down.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import structlog
+
+log = structlog.get_logger()
+
+Pass = Callable[[], Awaitable[None]]
+
+# How long a cancelled pass may take to let go before it is abandoned.
+_LETTING_GO_SECONDS = 2.0
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A pass, how often it runs, and how long one run may take."""
+
+    name: str
+    one_pass: Pass
+    interval_seconds: float
+    deadline_seconds: float
+
+
+class Observer(Protocol):
+    """Hears how each pass ended."""
+
+    def pass_ended(self, loop: str, outcome: str, seconds: float) -> None: ...
+    def loop_restarted(self, loop: str) -> None: ...
+
+
+class Loops:
+    """All background loops of a process; start them together, stop them together."""
+
+    def __init__(self, loops: Sequence[Loop], observer: Observer) -> None:
+        self._loops = loops
+        self._observer = observer
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [
+            asyncio.create_task(self._supervise(loop), name=f"loop {loop.name}")
+            for loop in self._loops
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_LETTING_GO_SECONDS)
+
+    async def _supervise(self, loop: Loop) -> None:
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        while not self._stop.is_set():
+            try:
+                await self._run(loop)
+            except Exception:
+                log.exception("loop_crashed", loop=loop.name, again_in_seconds=pause_seconds)
+                self._observer.loop_restarted(loop.name)
+                await self._pause(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+    async def _run(self, loop: Loop) -> None:
+        while not self._stop.is_set():
+            started = time.monotonic()
+            outcome = await _outcome_of(loop)
+            self._observer.pass_ended(loop.name, outcome, time.monotonic() - started)
+            await self._pause(loop.interval_seconds * random.uniform(0.9, 1.1))  # noqa: S311 - jitter
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            return
+
+
+async def _outcome_of(loop: Loop) -> str:
+    """Run one pass to its end or its deadline, and say which it was."""
+    task = asyncio.ensure_future(loop.one_pass())
+    try:
+        done, _ = await asyncio.wait({task}, timeout=loop.deadline_seconds)
+        if not done:
+            return await _cut(loop, task)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    error = task.exception()
+    if error is None:
+        return "ok"
+    log.error("pass_failed", loop=loop.name, exc_info=error)
+    return "error"
+
+
+async def _cut(loop: Loop, task: "asyncio.Future[None]") -> str:
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=_LETTING_GO_SECONDS)
+    if done and not task.cancelled():
+        task.exception()  # retrieved, so that the event loop does not report it a second time
+    log.error("pass_cut", loop=loop.name, deadline_seconds=loop.deadline_seconds, ended=bool(done))
+    return "deadline"

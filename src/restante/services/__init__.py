@@ -1,0 +1,1 @@
+"""Use cases: open a transaction, call core and store, return a result."""

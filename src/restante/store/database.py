@@ -1,0 +1,191 @@
+"""
+The pool, transactions, and the one translation of driver errors.
+
+A connection that was lost is replaced by the pool the next time one is asked for, so a restart of
+Postgres costs the requests in flight and nothing else.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import asyncpg
+
+from restante.errors import (
+    DatabaseFull,
+    DatabaseTooOld,
+    DatabaseUnavailable,
+    RestanteError,
+    StatementTimedOut,
+)
+
+if TYPE_CHECKING:
+    from asyncpg.pool import PoolConnectionProxy
+
+    Row: TypeAlias = asyncpg.Record
+    Tx: TypeAlias = asyncpg.Connection[Row] | PoolConnectionProxy[Row]
+else:
+    Row = asyncpg.Record
+    Tx = asyncpg.Connection
+
+OLDEST_POSTGRES = 15
+
+# Our tables have a schema of their own, so that Restante can share a database with an application.
+SCHEMA = "restante"
+
+_CLOSE_SECONDS = 1.0
+
+_CONNECTING = (
+    OSError,
+    TimeoutError,
+    ssl.SSLError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    ValueError,  # a malformed database URL
+)
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.TooManyConnectionsError,
+    ConnectionError,
+)
+
+
+class Database:
+    """A bounded set of connections to one Postgres."""
+
+    def __init__(self, pool: "asyncpg.Pool[Row]", acquire_timeout_seconds: float) -> None:
+        self._pool = pool
+        self._acquire_timeout_seconds = acquire_timeout_seconds
+
+    @classmethod
+    async def open(
+        cls,
+        dsn: str,
+        *,
+        pool_size: int,
+        acquire_timeout_seconds: float,
+        statement_timeout_seconds: float,
+    ) -> "Database":
+        """Connect; raises DatabaseUnavailable or DatabaseTooOld."""
+        options = connection_options(statement_timeout_seconds)
+        with unreachable_translated():
+            pool = await asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options)
+        database = cls(pool, acquire_timeout_seconds)
+        async with database.connection() as connection:
+            check_version(connection)
+        return database
+
+    async def close(self) -> None:
+        """Close the connections, by force if a query does not end soon."""
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Tx]:
+        """Borrow a connection outside of a transaction."""
+        try:
+            connection = await self._pool.acquire(timeout=self._acquire_timeout_seconds)
+        except TimeoutError as error:
+            raise DatabaseUnavailable(
+                f"No database connection became free within {self._acquire_timeout_seconds:g} s."
+            ) from error
+        except _CONNECTING as error:
+            raise DatabaseUnavailable(f"The database does not answer: {reason(error)}.") from error
+        try:
+            with translated():
+                yield connection
+        finally:
+            await self._release(connection)
+
+    async def _release(self, connection: "PoolConnectionProxy[Row]") -> None:
+        try:
+            await self._pool.release(connection, timeout=_CLOSE_SECONDS)
+        except (*_LOST, TimeoutError, asyncpg.InterfaceError):
+            connection.terminate()
+
+    @asynccontextmanager
+    async def transaction(self, *, readonly: bool = False) -> AsyncIterator[Tx]:
+        """Borrow a connection with a transaction on it: all of it is committed, or none."""
+        async with self.connection() as connection, connection.transaction(readonly=readonly):
+            yield connection
+
+
+def connection_options(statement_timeout_seconds: float) -> dict[str, Any]:
+    """How every connection of ours is set up, pooled or not."""
+    milliseconds = str(round(statement_timeout_seconds * 1000))
+    return {
+        "command_timeout": statement_timeout_seconds + 5,  # for a server that no longer answers
+        "timeout": 10,
+        "server_settings": {
+            "application_name": "restante",
+            "search_path": SCHEMA,
+            "statement_timeout": milliseconds,
+            "idle_in_transaction_session_timeout": milliseconds,
+        },
+    }
+
+
+@asynccontextmanager
+async def dedicated(dsn: str, *, statement_timeout_seconds: float) -> AsyncIterator[Tx]:
+    """A connection of one's own, for locks that must live and die with it."""
+    options = connection_options(statement_timeout_seconds)
+    with unreachable_translated():
+        connection = await asyncpg.connect(dsn, **options)
+    try:
+        check_version(connection)
+        with translated():
+            yield connection
+    finally:
+        await connection.close(timeout=_CLOSE_SECONDS)
+
+
+def check_version(connection: Tx) -> None:
+    """Refuse a Postgres that does not know the SQL we speak."""
+    version = connection.get_server_version()
+    if version.major < OLDEST_POSTGRES:
+        raise DatabaseTooOld(
+            f"The database is Postgres {version.major}.{version.minor}; "
+            f"Restante needs {OLDEST_POSTGRES} or newer."
+        )
+
+
+@contextmanager
+def unreachable_translated() -> Iterator[None]:
+    """Turn every way a first connection can fail into one sentence, without the password."""
+    try:
+        yield
+    except _CONNECTING as error:
+        raise DatabaseUnavailable(
+            f"The database cannot be reached: {reason(error)}. Check RESTANTE_DATABASE_URL."
+        ) from error
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Translate what the driver raises; everything else passes through untouched."""
+    try:
+        yield
+    except (RestanteError, asyncio.CancelledError):
+        raise
+    except (asyncpg.QueryCanceledError, TimeoutError) as error:
+        raise StatementTimedOut(f"The database took too long: {reason(error)}.") from error
+    except (asyncpg.DiskFullError, asyncpg.OutOfMemoryError) as error:
+        raise DatabaseFull("The database has no space left; nothing was stored.") from error
+    except _LOST as error:
+        raise DatabaseUnavailable(f"The database went away: {reason(error)}.") from error
+    except asyncpg.InterfaceError as error:
+        if "closed" not in str(error) and "closing" not in str(error):
+            raise
+        raise DatabaseUnavailable("The connection to the database was closed.") from error
+
+
+def reason(error: BaseException) -> str:
+    """The driver's words as part of a sentence."""
+    words = str(error).strip().splitlines()
+    return words[0].rstrip(".") if words else type(error).__name__

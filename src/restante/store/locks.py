@@ -1,0 +1,42 @@
+"""
+Advisory locks, held by one pinned connection and gone with it.
+
+They are tried again and again rather than waited for: a session that waits inside Postgres holds
+a snapshot, and a `create index concurrently` of the lock's holder would wait for that snapshot.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from restante.errors import DatabaseUnavailable
+from restante.store import sql
+from restante.store.database import Tx
+
+locks = sql.load("locks")
+
+_TRY_EVERY_SECONDS = 0.05
+
+
+@asynccontextmanager
+async def held(connection: Tx, name: str, *, wait_seconds: float) -> AsyncIterator[None]:
+    """
+    Hold the lock of that name on this connection.
+
+    Raises DatabaseUnavailable if somebody else keeps it for longer than we wait.
+    """
+    try:
+        async with asyncio.timeout(wait_seconds):
+            while not await connection.fetchval(locks.try_lock, name):  # noqa: ASYNC110 - see above
+                await asyncio.sleep(_TRY_EVERY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+    except TimeoutError as error:
+        raise DatabaseUnavailable(
+            f"Another process has held the lock {name!r} for more than {wait_seconds:g} s. "
+            f"Look for it in pg_locks, or try again later."
+        ) from error
+    try:
+        yield
+    finally:
+        if not connection.is_closed():
+            await connection.execute(locks.unlock, name)

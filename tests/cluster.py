@@ -1,0 +1,83 @@
+"""
+The Postgres that the tests share: run as a program, it serves until its standard input closes.
+
+A process of its own, so that it ends with the test run however that ends.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from restante.core.migrations import BOTH_PHASES
+from restante.postgres import DataDirectory, EmbeddedPostgres
+from restante.runtime import logs
+from restante.store import migrate
+
+TEMPLATE = "restante_template"
+
+# Durability is the subject of the crash tests, which run servers of their own.
+FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_connections": "300",
+}
+
+
+def dsn_of(dsn: str, database: str) -> str:
+    """The same server, another database."""
+    return urlunsplit(urlsplit(dsn)._replace(path=f"/{database}"))
+
+
+@contextmanager
+def shared_cluster() -> Iterator[str]:
+    """Run the cluster and yield its DSN; the template is ready."""
+    program = [sys.executable, __file__]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        try:
+            dsn = run.stdout.readline().strip()
+            if not dsn:
+                raise RuntimeError("the test cluster did not start; its reason is above")
+            yield dsn
+        finally:
+            run.stdin.close()
+
+
+async def make_template(dsn: str) -> None:
+    """A database with every migration, to be cloned."""
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(f"create database {TEMPLATE}")
+    await connection.close()
+    await migrate.apply(dsn_of(dsn, TEMPLATE), migrate.shipped(), phases=BOTH_PHASES)
+
+
+async def main(directory: Path) -> None:
+    bin_dir = os.environ.get("TEST_POSTGRES_BIN")
+    postgres = EmbeddedPostgres(
+        DataDirectory.open(directory), bin_dir=Path(bin_dir) if bin_dir else None, options=FAST
+    )
+    await postgres.start()
+    try:
+        await make_template(postgres.dsn)
+        print(postgres.dsn, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+    finally:
+        await postgres.stop()
+
+
+if __name__ == "__main__":
+    logs.configure("auto", "warning")
+    with tempfile.TemporaryDirectory(
+        prefix="restante-tests-", ignore_cleanup_errors=True
+    ) as parent:
+        asyncio.run(main(Path(parent) / "data"))

@@ -1,0 +1,126 @@
+"""
+One real Postgres for the whole run, a migrated template in it, and clones of the template.
+
+`TEST_POSTGRES_BIN` names the programs of another Postgres; by default it is the one we embed.
+"""
+
+import itertools
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from cluster import TEMPLATE, dsn_of, shared_cluster
+from processes import Server
+from restante.store.database import SCHEMA, Database, Tx
+
+_stack = ExitStack()
+_clone_numbers = itertools.count()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that hands out the tests runs the cluster; its workers are told the address."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.restante_cluster = _stack.enter_context(shared_cluster())  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["restante_cluster"] = node.config.restante_cluster
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _stack.close()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _closed_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in a test talks to anything but this machine."""
+    connect = socket.socket.connect
+
+    def connect_nearby(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX and address[0] not in {"127.0.0.1", "::1", "localhost"}:
+            raise AssertionError(f"a test tried to reach {address[0]}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_nearby)
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> str:
+    """The DSN of the shared cluster's maintenance database."""
+    worker = getattr(request.config, "workerinput", None)
+    return worker["restante_cluster"] if worker else request.config.restante_cluster  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.fixture
+async def empty_dsn(cluster: str) -> AsyncIterator[str]:
+    """A database in which nothing has happened yet."""
+    async for dsn in _database(cluster, "template0"):
+        yield dsn
+
+
+@pytest.fixture
+async def dsn(cluster: str) -> AsyncIterator[str]:
+    """A migrated database of the test's own: commits, locks and notifications are real."""
+    async for dsn in _database(cluster, TEMPLATE):
+        yield dsn
+
+
+async def _database(cluster: str, template: str) -> AsyncIterator[str]:
+    name = f"test_{os.getpid()}_{next(_clone_numbers)}"
+    maintenance = await asyncpg.connect(cluster)
+    try:
+        await maintenance.execute(f"create database {name} template {template}")
+        yield dsn_of(cluster, name)
+        await maintenance.execute(f"drop database {name} with (force)")
+    finally:
+        await maintenance.close()
+
+
+@pytest.fixture
+async def db(dsn: str) -> AsyncIterator[Database]:
+    """A pool on a migrated database of the test's own."""
+    db = await Database.open(
+        dsn, pool_size=10, acquire_timeout_seconds=5, statement_timeout_seconds=20
+    )
+    yield db
+    await db.close()
+
+
+@pytest.fixture
+async def tx(db: Database) -> AsyncIterator[Tx]:
+    """One open transaction."""
+    async with db.transaction() as tx:
+        yield tx
+
+
+@pytest.fixture
+async def connections(dsn: str) -> AsyncIterator[Callable[[], Any]]:
+    """Opens further connections to the test's database, for explicit interleavings."""
+    opened: list[Any] = []
+
+    async def connect() -> Any:
+        connection = await asyncpg.connect(dsn, server_settings={"search_path": SCHEMA})
+        opened.append(connection)
+        return connection
+
+    yield connect
+    for connection in opened:
+        await connection.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A real server process with a data directory of its own; start it, kill it, start it again."""
+    with Server(tmp_path / "data") as server:
+        yield server

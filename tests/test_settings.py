@@ -1,0 +1,47 @@
+"""The environment and the flags become one checked object, or a sentence."""
+
+import pytest
+
+from restante.errors import SettingsInvalid
+from restante.settings import Settings, load
+
+
+def test_nothing_given_means_the_defaults():
+    assert load({}, {}) == Settings()
+
+
+def test_flags_win_over_the_environment_and_the_environment_over_defaults():
+    settings = load({"RESTANTE_PORT": "9000", "RESTANTE_HOST": "::1"}, {"port": 9001, "host": None})
+
+    assert (settings.port, settings.host) == (9001, "::1")
+
+
+def test_an_empty_variable_counts_as_unset():
+    assert load({"RESTANTE_DATABASE_URL": ""}, {}).database_url is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "sentence"),
+    [
+        ({"RESTANTE_PORT": "many"}, {}, "RESTANTE_PORT is wrong: expected int"),
+        ({"RESTANTE_PORT": "70000"}, {}, "RESTANTE_PORT is wrong: expected int <= 65535"),
+        ({}, {"port": -1}, "--port is wrong: expected int >= 0"),
+        ({"RESTANTE_PROT": "1"}, {}, "RESTANTE_PROT is not a setting.*Did you mean RESTANTE_PORT?"),
+        ({"RESTANTE_XYZZY": "1"}, {}, "RESTANTE_XYZZY is not a setting of Restante.$"),
+        ({"RESTANTE_ADMIN_TOKEN": "short"}, {}, "RESTANTE_ADMIN_TOKEN is too short"),
+        ({"RESTANTE_LOG_FORMAT": "xml"}, {}, "RESTANTE_LOG_FORMAT is wrong: invalid enum value"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_the_name_as_written(
+    environ: dict[str, str], flags: dict[str, object], sentence: str
+):
+    with pytest.raises(SettingsInvalid, match=sentence):
+        load(environ, flags)
+
+
+def test_variables_of_the_client_commands_are_tolerated():
+    assert load({"RESTANTE_URL": "http://127.0.0.1:8080"}, {}) == Settings()
+
+
+def test_other_peoples_variables_are_not_our_business():
+    assert load({"PATH": "/bin", "RESTANT": "x"}, {}) == Settings()
