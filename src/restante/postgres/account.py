@@ -106,8 +106,8 @@ def _account_for_root(configured: str | None, owner: int | None) -> Account:
     entry = _named(configured) if configured is not None else _existing(owner)
     if entry is None:
         raise PostgresUnusable(
-            f"There is no account {configured or 'postgres or nobody'} on this machine, and Postgres"
-            " does not run as root. Name an existing account, or run Restante as an ordinary user."
+            f"There is no account {configured or 'postgres or nobody'} here for Postgres, which"
+            " refuses to be root. Name one that exists, or run Restante as an ordinary user."
         )
     if entry.pw_uid == 0:
         raise PostgresUnusable(

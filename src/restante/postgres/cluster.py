@@ -54,8 +54,14 @@ def write_access_rules(home: Path, account: Account) -> None:
     users = {"root", account.name, pwd.getpwuid(os.geteuid()).pw_name}
     rules = "".join(f'restante "{user}" restante\n' for user in sorted(users))
     for name, text in (("postgres.hba", HBA), ("postgres.ident", rules)):
-        (home / name).write_text(text)
-        (home / name).chmod(0o644)
+        _write_once(home / name, text)
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Write only what is new, so that a full disk does not empty a file that was right."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+        path.chmod(0o644)
 
 
 async def _initdb(draft: Path, binaries: Binaries, account: Account) -> None:

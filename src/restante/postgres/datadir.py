@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from restante.errors import DataDirectoryInUse, DataDirectoryUnusable
 
@@ -30,7 +29,7 @@ class DataDirectory:
             return SYSTEM_DIRECTORY
         data_home = os.environ.get("XDG_DATA_HOME", "")
         # The XDG specification says that a relative path is to be ignored.
-        base = Path(data_home) if data_home.startswith("/") else Path.home() / ".local/share"
+        base = Path(data_home) if data_home.startswith("/") else _home() / ".local/share"
         return base / "restante"
 
     @classmethod
@@ -50,27 +49,32 @@ class DataDirectory:
     @contextmanager
     def claim(self) -> Iterator[None]:
         """Own the directory for as long as the context lasts; a crash gives it up as well."""
-        with self._lock_file() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise DataDirectoryInUse(
-                    f"Another Restante{_owner(file)} is using {self.path}."
-                    " Stop it, or choose another --data-dir."
-                ) from None
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            yield
-
-    def _lock_file(self) -> IO[str]:
+        lock = self._open_lock()
         try:
-            handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._take(lock)
+            yield
+        finally:
+            os.close(lock)
+
+    def _open_lock(self) -> int:
+        try:
+            return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise DataDirectoryUnusable(
                 f"The lock in the data directory {self.path} cannot be opened: {_reason(error)}."
             ) from error
-        return os.fdopen(handle, "r+")
+
+    def _take(self, lock: int) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataDirectoryInUse(
+                f"Another Restante{_owner(lock)} is using {self.path}."
+                " Stop it, or choose another --data-dir."
+            ) from None
+        # The number is only for the sentence above; on a full disk it may be missing.
+        with suppress(OSError):
+            os.pwrite(lock, f"{os.getpid():<10}\n".encode(), 0)
 
 
 def make_directories(path: Path) -> None:
@@ -87,6 +91,15 @@ def make_directories(path: Path) -> None:
         each.chmod(mode)
 
 
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise DataDirectoryUnusable(
+            "This user has no home directory for the data. Choose a place with --data-dir."
+        ) from None
+
+
 def _check_writable(path: Path) -> None:
     if not path.is_dir():
         raise NotADirectoryError(None, "it is not a directory")
@@ -94,9 +107,9 @@ def _check_writable(path: Path) -> None:
         raise PermissionError(None, "this user may not write in it")
 
 
-def _owner(file: IO[str]) -> str:
+def _owner(lock: int) -> str:
     with suppress(OSError, ValueError):
-        return f" (process {int(file.read(32))})"
+        return f" (process {int(os.pread(lock, 32, 0))})"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections import deque
+from logging import CRITICAL, DEBUG, ERROR, WARNING
 from typing import IO
 
 import structlog
@@ -13,8 +14,11 @@ LINES_KEPT = 20
 # Postgres names the kind of process that speaks, then the severity; see `options.DEFAULTS`.
 SPEAKER_PREFIX = "[%b] "
 SPOKEN = re.compile(r"^(?:\[(?P<speaker>[^]]*)\] )?(?P<severity>[A-Z]+):  (?P<text>.*)")
-COMPLAINT = re.compile(r"FATAL:|PANIC:|ERROR:|error:|fatal:")
-LEVELS = {"WARNING": "warning", "ERROR": "error", "FATAL": "error", "PANIC": "critical"}
+COMPLAINT = re.compile(r"(?:PANIC|FATAL|ERROR|error): +(?P<why>.*)")
+CLIENT = "client backend"
+LEVELS = {"WARNING": WARNING, "ERROR": ERROR, "FATAL": ERROR, "PANIC": CRITICAL}
+# That a connection was refused or cut is told to the client, for whom it matters.
+CLIENT_LEVELS = LEVELS | {"FATAL": DEBUG}
 
 
 class Transcript:
@@ -38,11 +42,9 @@ class Transcript:
     @property
     def complaint(self) -> str:
         """The line that most likely says why the process ended."""
-        lines = list(self._lines)
-        complaints = [line for line in lines if COMPLAINT.search(line)]
-        chosen = (complaints or lines or ["It said nothing."])[-1]
-        spoken = SPOKEN.match(chosen)
-        return spoken["text"] if spoken else chosen
+        lines = ["nothing.", *self._lines]
+        complaints = [found["why"] for line in lines if (found := COMPLAINT.search(line))]
+        return (complaints or lines)[-1]
 
     def _note(self, line: str) -> None:
         spoken = SPOKEN.match(line)
@@ -51,11 +53,13 @@ class Transcript:
         if self._private:
             return
         self._lines.append(line)
-        severity = spoken["severity"] if spoken else "LOG"
-        event = spoken["text"] if spoken else line.strip()
-        getattr(log, LEVELS.get(severity, "debug"))("postgres_said", severity=severity, text=event)
+        if spoken:
+            level = CLIENT_LEVELS if spoken["speaker"] == CLIENT else LEVELS
+            log.log(level.get(spoken["severity"], DEBUG), "postgres_said", text=spoken["text"])
+        else:
+            log.debug("postgres_said", text=line)
 
 
 def _quotes_contents(spoken: re.Match[str]) -> bool:
     """A client's error reaches the client, and may quote what it sent: that is not for our log."""
-    return spoken["speaker"] == "client backend" and spoken["severity"] == "ERROR"
+    return spoken["speaker"] == CLIENT and spoken["severity"] == "ERROR"

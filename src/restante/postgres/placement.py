@@ -111,7 +111,7 @@ def _copy_name(binaries: Binaries) -> str:
 
 
 def _fill(target: Path, install: Path) -> None:
-    """Copy an install, with the libraries a wheel keeps beside its package; wholly or not at all."""
+    """Copy an install, and the libraries a wheel keeps beside its package; all of it or nothing."""
     make_directories(target.parent)
     draft = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:

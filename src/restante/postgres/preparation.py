@@ -1,4 +1,4 @@
-"""What must be there before Postgres starts: an account, programs, a cluster, a socket directory."""
+"""What must be there before Postgres starts: an account, programs, a cluster, a socket."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -21,7 +21,7 @@ def dsn(sockets: Path) -> str:
 
 
 def socket_directory(home: Path, account: Account) -> Path:
-    """Make the socket directory beside the cluster, or elsewhere if that path is too long."""
+    """Make the socket directory beside the cluster, or elsewhere if that path is no address."""
     directory = home / "socket"
     if not _fits(directory):
         place = _short_place()
@@ -42,7 +42,8 @@ def _short_place() -> Path:
 
 
 def _fits(directory: Path) -> bool:
-    return len(os.fsencode(directory / SOCKET)) <= LONGEST_SOCKET_PATH
+    # In a DSN a comma separates hosts.
+    return len(os.fsencode(directory / SOCKET)) <= LONGEST_SOCKET_PATH and "," not in str(directory)
 
 
 def _owned_directory(path: Path, account: Account) -> Path:
