@@ -21,11 +21,11 @@ class Heard:
 
     def pass_ended(self, loop: str, outcome: str, seconds: float) -> None:
         self.outcomes[outcome] += 1
-        asyncio.get_running_loop().create_task(self._notify())  # noqa: RUF006
+        asyncio.get_running_loop().create_task(self._notify())
 
     def loop_restarted(self, loop: str) -> None:
         self.restarts += 1
-        asyncio.get_running_loop().create_task(self._notify())  # noqa: RUF006
+        asyncio.get_running_loop().create_task(self._notify())
 
     async def _notify(self) -> None:
         async with self._changed:

@@ -9,6 +9,8 @@ from structlog.typing import Processor
 
 # Libraries speak through here at warning level; their chatter is not ours to print.
 _QUIET = ("uvicorn", "uvicorn.error", "asyncio", "aiohttp")
+# Says with a trace, again and again, that a Postgres which is away cannot be reached.
+_SILENT = ("asyncpg",)
 
 
 def configure(style: Literal["auto", "columns", "json"], level: str) -> None:
@@ -38,6 +40,14 @@ def configure(style: Literal["auto", "columns", "json"], level: str) -> None:
     logging.basicConfig(handlers=[handler], level=_number(level), force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in _SILENT:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("uvicorn.error").addFilter(_not_told_before)
+
+
+def _not_told_before(record: logging.LogRecord) -> bool:
+    """`web.problems` has logged the trace of a bug before uvicorn does it a second time."""
+    return not record.getMessage().startswith("Exception in ASGI application")
 
 
 def _for_people() -> list[Processor]:

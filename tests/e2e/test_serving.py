@@ -1,0 +1,200 @@
+"""What an operator sees when a server starts: the address, the token, the migrations, the logs."""
+
+import fcntl
+import os
+import pty
+import re
+import stat
+import subprocess
+import termios
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import asyncpg
+import msgspec
+import pytest
+from processes import READY, RESTANTE, STOPPED_SECONDS, Server, clean_environment, wait_until
+
+from restante.store import migrate
+
+# The contract of a start that finds everything installed and made.
+SECOND_START_SECONDS = 3
+
+
+@pytest.fixture
+def running(server: Server) -> Server:
+    return server.start()
+
+
+def test_a_ready_server_says_where_it_is_and_what_to_do_next(running: Server):
+    said = running.said[running.said.index(READY) :]
+
+    assert re.match(r"Restante is ready at http://127\.0\.0\.1:\d+\n", said)
+    assert str(running.data_dir / "admin-token") in said
+    assert f"curl {running.address}/ready" in said
+    assert running.get("/ready")[0] == 200
+
+
+def test_the_second_start_is_quick(running: Server):
+    running.stop()
+
+    began = time.monotonic()
+    running.start()
+
+    assert time.monotonic() - began < SECOND_START_SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_ten_servers_that_start_at_once_on_an_empty_database_all_come_up(
+    empty_dsn: str, tmp_path: Path
+):
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(Server(tmp_path / str(number), "--database-url", empty_dsn))
+            for number in range(10)
+        ]
+        for server in servers:
+            server.begin()
+        for server in servers:
+            server.until_ready(90)
+
+        assert [server.get("/ready")[0] for server in servers] == [200] * 10
+        assert sum('"migrated"' in server.said for server in servers) == 1
+
+    connection = await asyncpg.connect(empty_dsn)
+    ran = await connection.fetch("select number from restante.schema_migrations order by number")
+    await connection.close()
+    assert [row["number"] for row in ran] == [m.number for m in migrate.shipped()]
+
+
+@pytest.mark.anyio
+async def test_a_server_on_a_given_database_starts_no_postgres(dsn_server: Server):
+    assert dsn_server.home is None
+    assert dsn_server.processes() == [dsn_server.pid]
+
+
+@pytest.fixture
+async def dsn_server(dsn: str, tmp_path: Path) -> AsyncIterator[Server]:
+    with Server(tmp_path / "data", "--database-url", dsn) as server:
+        yield server.start()
+
+
+def test_the_admin_token_is_made_once_and_kept_from_others(running: Server):
+    file = running.data_dir / "admin-token"
+    first = running.admin_token
+    running.stop()
+
+    running.start()
+
+    assert running.admin_token == first
+    assert len(first) >= 32
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_the_admin_token_is_never_printed(running: Server):
+    running.get("/ready", {"Authorization": f"Bearer {running.admin_token}"})
+    running.get(f"/nothing?token={running.admin_token}")
+    running.stop()
+
+    assert running.admin_token not in running.said
+
+
+def test_a_given_admin_token_is_not_written_down(tmp_path: Path):
+    token = "a-token-from-a-secret-store"
+    with Server(tmp_path / "data", RESTANTE_ADMIN_TOKEN=token).start() as server:
+        server.get("/ready", {"Authorization": f"Bearer {token}"})
+
+        assert not (server.data_dir / "admin-token").exists()
+        assert "admin token" not in server.said
+        assert token not in server.said
+
+
+def test_the_database_of_a_server_is_open_to_nobody_else(running: Server):
+    """The directories that we make let nobody look around."""
+    assert running.home is not None
+    assert stat.S_IMODE((running.home / "postgres").stat().st_mode) == 0o700
+    assert not stat.S_IMODE(running.data_dir.stat().st_mode) & 0o066
+
+
+def test_logs_are_json_when_nobody_watches(running: Server):
+    running.get("/health", {"X-Request-ID": "a-request-of-mine"})
+    running.stop()
+
+    lines = [line for line in running.output if line.startswith("{")]
+    events = [msgspec.json.decode(line) for line in lines]
+    (event,) = [event for event in events if event.get("request_id") == "a-request-of-mine"]
+    assert event["event"] == "request"
+    assert (event["method"], event["route"], event["status"]) == ("GET", "/health", 200)
+    assert 0 <= event["seconds"] < 60
+    assert event["timestamp"].endswith("Z")
+
+
+@pytest.mark.anyio
+async def test_logs_are_columns_on_a_terminal(dsn_on_terminal: "Terminal"):
+    dsn_on_terminal.server.get("/health")
+
+    line = wait_until(
+        lambda: next((n for n in dsn_on_terminal.lines() if "route" in n), None),
+        seconds=10,
+        what="a line for the request",
+    )
+
+    assert re.search(r"\[info.*\] request .*method=GET .*route=/health", line)
+    assert not line.startswith("{")
+
+
+class Terminal:
+    """A server whose output goes to a terminal, the way a person starts it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.text = ""
+        self._ready = threading.Event()
+        self._keyboard, screen = pty.openpty()
+        self._process = subprocess.Popen(
+            [RESTANTE, "serve", "--port", "0", "--data-dir", server.data_dir, *server.flags],
+            env=clean_environment(),
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        )
+        os.close(screen)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._ready.wait(60), self.text
+
+    def _read(self) -> None:
+        while True:
+            try:
+                chunk = os.read(self._keyboard, 4096)
+            except OSError:  # how a terminal says that the other side has gone
+                return
+            self.text += chunk.decode(errors="replace")
+            found = re.search(rf"{READY}(\S+)\r?\n", self.text)
+            if found and not self.server.address:
+                self.server.address = found[1]
+                self._ready.set()
+
+    def lines(self) -> list[str]:
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.text).splitlines()
+
+    def press_ctrl_c(self) -> int:
+        """What the keyboard does; the exit code."""
+        os.write(self._keyboard, b"\x03")
+        code = self._process.wait(STOPPED_SECONDS)
+        self._reader.join(10)
+        os.close(self._keyboard)
+        return code
+
+
+@pytest.fixture
+async def dsn_on_terminal(dsn: str, tmp_path: Path) -> AsyncIterator[Terminal]:
+    terminal = Terminal(Server(tmp_path / "data", "--database-url", dsn))
+    yield terminal
+    assert terminal.press_ctrl_c() == 0

@@ -1,0 +1,201 @@
+"""A server that is asked to stop does so within seconds, in whatever state it is."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+from processes import STOPPED_SECONDS, Server, alive, children, wait_until
+from waiting import until
+
+STOPS = [signal.SIGTERM, signal.SIGINT]
+
+OPEN_REQUESTS = {
+    "half a request": b"GET /health HTTP/1.1\r\nHost: rest",
+    "a body that never ends": b"POST /health HTTP/1.1\r\nHost: r\r\nContent-Length: 99\r\n\r\nabc",
+    "an idle connection": b"GET /health HTTP/1.1\r\nHost: r\r\n\r\n",
+    "a question to the database": b"GET /ready HTTP/1.1\r\nHost: r\r\n\r\n",
+}
+
+
+@pytest.fixture
+def running(server: Server) -> Server:
+    return server.start()
+
+
+def assert_ended_well(server: Server) -> None:
+    """It ended in time and by its own will, said nothing alarming and left nothing behind."""
+    code = server.wait(STOPPED_SECONDS)
+    assert (code, tracebacks(server)) == (0, [])
+    assert not server.processes()
+
+
+def tracebacks(server: Server) -> list[str]:
+    return [line for line in server.output if "Traceback" in line]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_server_that_is_asked_to_stop_takes_its_postgres_along(
+    running: Server, stop: signal.Signals
+):
+    running.signal(stop)
+
+    assert_ended_well(running)
+
+
+@pytest.mark.parametrize("sent", OPEN_REQUESTS.values(), ids=OPEN_REQUESTS)
+def test_an_open_request_does_not_hold_up_the_end(running: Server, sent: bytes):
+    where = urlsplit(running.address)
+    with (
+        socket.create_connection((where.hostname, where.port or 0)) as client,
+        TableLock(running.dsn),
+    ):
+        client.sendall(sent)
+        wait_until(
+            lambda: running.get("/health")[0] == 200, seconds=5, what="a turn of the event loop"
+        )
+        running.signal(signal.SIGTERM)
+
+        assert_ended_well(running)
+
+
+def test_a_request_is_cut_when_the_grace_is_over(tmp_path: Path):
+    """The operator decides how long open requests may go on."""
+    with Server(tmp_path / "data", "--shutdown-grace-seconds", "0.1").start() as server:
+        where = urlsplit(server.address)
+        with (
+            TableLock(server.dsn) as lock,
+            socket.create_connection((where.hostname, where.port or 0)) as client,
+        ):
+            client.sendall(OPEN_REQUESTS["a question to the database"])
+            lock.until_somebody_waits()
+            server.signal(signal.SIGTERM)
+
+            assert_ended_well(server)
+
+
+class TableLock:
+    """Holds a table that every readiness check reads, so that a check lasts as long as it may."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._locked = threading.Event()
+        self._release = threading.Event()
+        self._asked = threading.Event()
+        self._waiting = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._hold()), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._locked.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release.set()
+        self._asked.set()
+        self._thread.join(10)
+
+    def until_somebody_waits(self) -> None:
+        self._asked.set()
+        assert self._waiting.wait(10)
+
+    async def _hold(self) -> None:
+        connection = await asyncpg.connect(self._dsn)
+        try:
+            await connection.execute("begin; lock restante.schema_migrations")
+            self._locked.set()
+            await asyncio.to_thread(self._asked.wait)
+            if not self._release.is_set():
+                await until(
+                    lambda: connection.fetchval(
+                        "select exists (select from pg_locks where not granted)"
+                    )
+                )
+                self._waiting.set()
+            await asyncio.to_thread(self._release.wait)
+        except (OSError, asyncpg.PostgresError, asyncpg.InternalClientError):
+            return
+        finally:
+            connection.terminate()
+
+
+def claimed(server: Server) -> bool:
+    return (server.data_dir / "lock").exists()
+
+
+def making_the_cluster(server: Server) -> bool:
+    return "initdb" in children(server.pid).values()
+
+
+def starting_postgres(server: Server) -> bool:
+    return "postgres" in children(server.pid).values()
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stage", [claimed, making_the_cluster, starting_postgres])
+def test_a_server_can_be_stopped_before_it_is_ready(
+    server: Server, stage: Callable[[Server], bool], stop: signal.Signals
+):
+    """Somebody sees a typing mistake and presses Ctrl-C; nothing half-made is in the way later."""
+    server.begin()
+    wait_until(lambda: stage(server), seconds=30, what=stage.__name__)
+    server.signal(stop)
+
+    assert_ended_well(server)
+    assert server.start().get("/ready")[0] == 200
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_second_signal_does_not_leave_a_postgres_behind(server: Server, stop: signal.Signals):
+    """People press Ctrl-C until something happens."""
+    server.begin()
+    wait_until(lambda: starting_postgres(server), seconds=30, what="a child")
+    for _ in range(3):
+        server.signal(stop)
+
+    server.wait(STOPPED_SECONDS)
+    wait_until(lambda: not server.processes(), seconds=5, what="the end of Postgres")
+    assert tracebacks(server) == []
+    assert server.start().get("/ready")[0] == 200
+
+
+def test_a_second_signal_to_a_running_server_changes_nothing(running: Server):
+    for _ in range(3):
+        running.signal(signal.SIGINT)
+
+    assert_ended_well(running)
+
+
+@pytest.fixture
+def without_postgres(running: Server) -> Server:
+    """A server whose Postgres has just been killed and is about to come back."""
+    postgres = running.postgres_pid()
+    os.kill(postgres, signal.SIGKILL)
+    wait_until(lambda: not alive(postgres), seconds=5, what="the end of Postgres")
+    return running
+
+
+def test_a_server_can_be_stopped_while_postgres_comes_back(without_postgres: Server):
+    without_postgres.signal(signal.SIGTERM)
+
+    code = without_postgres.wait(STOPPED_SECONDS)
+
+    assert (code, tracebacks(without_postgres)) == (0, [])
+    wait_until(lambda: not without_postgres.processes(), seconds=5, what="the end")
+
+
+def test_a_server_can_be_stopped_while_postgres_hangs(running: Server):
+    """A disk that does not answer stops Postgres in its tracks; the server still ends."""
+    os.kill(running.postgres_pid(), signal.SIGSTOP)
+
+    running.signal(signal.SIGTERM)
+
+    running.wait(15)
+    wait_until(lambda: not running.processes(), seconds=5, what="the end of Postgres")

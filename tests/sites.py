@@ -1,0 +1,69 @@
+"""The whole application on a real socket and a real database, in the test's own event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aiohttp import ClientSession, ClientTimeout
+from starlette.applications import Starlette
+
+from restante.runtime import wiring
+from restante.runtime.listener import HttpServer, address_of, listen
+from restante.settings import Settings
+from restante.web.context import Context
+
+ADMIN_TOKEN = "the-admin-token-of-the-tests"
+
+# A test that waits longer than this for an answer waits for ever.
+_ANSWER_SECONDS = 20
+# How long handlers may go on after their test has ended; tests end what they began.
+_GRACE_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A running server: ask it over HTTP, or look inside."""
+
+    url: str
+    http: ClientSession  # paths are relative to the server: site.http.get("/health")
+    app: Starlette
+    context: Context
+    settings: Settings
+
+
+SiteFactory: TypeAlias = Callable[..., AbstractAsyncContextManager[Site]]
+
+
+@asynccontextmanager
+async def running_site(settings: Settings) -> AsyncIterator[Site]:
+    """Serve on a free loopback port; at the end nothing of it is left."""
+    async with wiring.application(settings) as (app, _):
+        ready = asyncio.Event()
+        http = HttpServer(app, grace_seconds=_GRACE_SECONDS, on_ready=ready.set)
+        with listen("127.0.0.1", 0) as listening:
+            serving = asyncio.create_task(http.serve(sockets=[listening]))
+            await ready.wait()
+            url = address_of(listening, "127.0.0.1")
+            timeout = ClientTimeout(total=_ANSWER_SECONDS)
+            try:
+                async with ClientSession(url, timeout=timeout) as session:
+                    yield Site(url, session, app, app.state.context, settings)
+            finally:
+                await _close(http, serving)
+
+
+async def _close(http: HttpServer, serving: "asyncio.Task[None]") -> None:
+    """What uvicorn does at its end, without the tenths of a second that it sleeps in between."""
+    for server in http.servers:
+        server.close()
+    for connection in list(http.server_state.connections):
+        connection.shutdown()
+    serving.cancel()
+    handlers = set(http.server_state.tasks)
+    if handlers:
+        await asyncio.wait(handlers, timeout=_GRACE_SECONDS)
+    for handler in handlers:
+        handler.cancel()
+    await asyncio.wait({serving, *handlers})

@@ -1,0 +1,46 @@
+"""
+Tests that depend on chance: how often they run, and from which seed.
+
+`SOAK_RUNS` says how often, `SOAK_SEED` where to begin; every run has the seed after the one before.
+A failure names its seed, and `SOAK_SEED=<seed> SOAK_RUNS=1` begins with that run.
+
+    @pytest.mark.soak
+    def test_something_survives():
+        for run in soak.runs():
+            with run as chance:
+                ... chance.random() ...
+"""
+
+import os
+import random
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# What `make test` takes time for.
+SHORT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run; the context gives its source of chance and names the seed if it fails."""
+
+    seed: int
+
+    def __enter__(self) -> random.Random:
+        return random.Random(self.seed)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            how = f"again with: SOAK_SEED={self.seed} SOAK_RUNS=1 make soak"
+            error.add_note(how)
+            print(f"failed; {how}", flush=True)
+
+
+def runs(short: int = SHORT) -> Iterator[Run]:
+    """As many runs as were asked for, `short` unless somebody did."""
+    count = int(os.environ.get("SOAK_RUNS") or short)
+    first = int(os.environ.get("SOAK_SEED") or secrets.randbelow(2**31))
+    for number in range(count):
+        print(f"run {number + 1} of {count}, seed {first + number}", flush=True)
+        yield Run(first + number)
