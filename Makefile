@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_USER := 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test check fmt bench soak lock clean
@@ -13,14 +14,24 @@ help: ## list these commands
 
 setup: $(INSTALLED) ## install the exact versions of requirements.lock into .venv
 
+# The mark is written last and names the directory.  An environment without it was left half-made,
+# and one with another name was moved, which its programs do not survive: both are made anew.
+ifneq ($(shell test -x $(BIN)/python && cat $(INSTALLED) 2>/dev/null),$(CURDIR))
+.PHONY: $(INSTALLED)
+ANEW := --clear
+endif
+
 $(INSTALLED): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Restante needs Python 3.11 or newer; say which one with: make PYTHON=/path/to/python3"; exit 1; }
-	@$(PYTHON) -m venv $(VENV) \
-		|| { echo "This Python cannot make virtual environments; on Debian: apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		|| { echo "Restante needs Python 3.11 or newer, and $(PYTHON) is not;" \
+			"say which one to take with: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@rm -f $@
+	@$(PYTHON) -m venv $(ANEW) $(VENV) \
+		|| { echo "This Python cannot make virtual environments;" \
+			"on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	@touch $@
+	@pwd -P > $@
 
 serve: setup ## run a Restante on 127.0.0.1:8080 with its own Postgres
 	@exec $(BIN)/restante serve
@@ -49,4 +60,4 @@ lock: setup ## resolve the dependencies anew into requirements.lock
 		--generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml -o requirements.lock
 
 clean: ## remove what the other commands made
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .schemathesis build dist
