@@ -14,9 +14,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-
 from cluster import TEMPLATE, dsn_of, shared_cluster
 from processes import Server
+
 from restante.store.database import SCHEMA, Database, Tx
 
 _stack = ExitStack()

@@ -9,9 +9,17 @@ from typing import ClassVar
 
 
 class RestanteError(Exception):
-    """Base of every failure we raise on purpose."""
+    """
+    Base of every failure we raise on purpose.
+
+    `facts` are the extra fields of the answer that carries it: what a program needs to act on.
+    """
 
     code: ClassVar[str]  # public and stable; clients branch on it
+
+    def __init__(self, sentence: str, **facts: str | float | None) -> None:
+        super().__init__(sentence)
+        self.facts = {name: fact for name, fact in facts.items() if fact is not None}
 
 
 class SettingsInvalid(RestanteError):
@@ -84,3 +92,129 @@ class DatabaseFull(RestanteError):
     """Postgres could not write because its disk is full."""
 
     code = "database_full"
+
+
+class BadRequest(RestanteError):
+    """The request does not have the form it must have; nothing was done."""
+
+    code = "bad_request"
+
+
+class NotAuthenticated(RestanteError):
+    """No token, or not one that opens this door.  Says nothing about what is behind it."""
+
+    code = "not_authenticated"
+
+
+class WorkspaceUnknown(RestanteError):
+    """There is no such workspace, or it was removed."""
+
+    code = "workspace_unknown"
+
+
+class WorkspaceHasNoCallback(RestanteError):
+    """The workspace can neither be called nor does it poll."""
+
+    code = "workspace_has_no_callback"
+
+
+class WorkspaceUnreachable(RestanteError):
+    """A push-mode workspace did not answer at its address."""
+
+    code = "workspace_unreachable"
+
+
+class AddressRefused(RestanteError):
+    """A push-mode workspace's address is one we do not call."""
+
+    code = "address_refused"
+
+
+class UploadMalformed(RestanteError):
+    """The multipart body is broken, empty, or holds no file."""
+
+    code = "upload_malformed"
+
+
+class UploadTooSlow(RestanteError):
+    """The body did not arrive in the time its size allows."""
+
+    code = "upload_too_slow"
+
+
+class TooManyFiles(RestanteError):
+    """More files in one request than it may carry."""
+
+    code = "too_many_files"
+
+
+class FileTooLarge(RestanteError):
+    """One file is larger than any may be."""
+
+    code = "file_too_large"
+
+
+class RequestTooLarge(RestanteError):
+    """The whole request is larger than any may be."""
+
+    code = "request_too_large"
+
+
+class QuotaTooSmall(RestanteError):
+    """The request alone is larger than all that may wait for this workspace."""
+
+    code = "quota_too_small"
+
+
+class WorkspaceFull(RestanteError):
+    """As much as may wait for this workspace is waiting already."""
+
+    code = "workspace_full"
+
+
+class ServerFull(RestanteError):
+    """As much as this server may hold is waiting already."""
+
+    code = "server_full"
+
+
+class TooManyAtOnce(RestanteError):
+    """More requests of this kind at the same time than one workspace may have."""
+
+    code = "too_many_at_once"
+
+
+class KeyReused(RestanteError):
+    """An idempotency key came again with other files."""
+
+    code = "key_reused"
+
+
+class MessageTooLarge(RestanteError):
+    """A JSON body is larger than its route takes."""
+
+    code = "message_too_large"
+
+
+class TooManyMessages(RestanteError):
+    """The sender is over its rate."""
+
+    code = "too_many_messages"
+
+
+class UploadGone(RestanteError):
+    """Absent, expired, acknowledged or somebody else's: the caller cannot tell, and need not."""
+
+    code = "upload_gone"
+
+
+class RangeNotSatisfiable(RestanteError):
+    """The byte range lies outside of the file."""
+
+    code = "range_not_satisfiable"
+
+
+class CursorGone(RestanteError):
+    """`since_id` is not a row of this feed, or no longer."""
+
+    code = "cursor_gone"

@@ -70,6 +70,53 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shutdown_grace_seconds: Annotated[
         float, Meta(ge=0, le=300, description="How long open requests may go on after SIGTERM.")
     ] = 2.0
+    registration_token: Annotated[
+        str | None,
+        Meta(
+            description="Token that new workspaces need to register; without one, anybody may on a "
+            "server that listens on loopback, and only the admin on any other."
+        ),
+    ] = None
+    staging: Annotated[
+        bool, Meta(description="Accept files for workspaces that poll; off refuses them with 422.")
+    ] = True
+    push_to_private: Annotated[
+        bool, Meta(description="Call push workspaces at private and loopback addresses too.")
+    ] = False
+    push_timeout_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="How long a push workspace may take to answer.")
+    ] = 60.0
+    upload_ttl_seconds: Annotated[
+        int, Meta(ge=1, le=31_536_000, description="How long a file waits to be fetched.")
+    ] = 86_400
+    upload_grace_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="How long any upload may take, however small.")
+    ] = 30.0
+    upload_min_bytes_per_second: Annotated[
+        int,
+        Meta(ge=1, description="A body may take the grace and then as long as at this speed."),
+    ] = 16_384
+    bucket_seconds: Annotated[
+        int, Meta(ge=60, le=86_400, description="How much time's bytes share one bucket.")
+    ] = 3600
+    feed_retention_days: Annotated[
+        float, Meta(ge=0.05, le=3650, description="How long rows stay in the feed.")
+    ] = 90.0
+    workspace_max_bytes: Annotated[
+        int, Meta(ge=1, description="Bytes that may wait for one workspace.")
+    ] = 1_073_741_824
+    workspace_max_files: Annotated[
+        int, Meta(ge=1, le=2_000_000_000, description="Files that may wait for one workspace.")
+    ] = 10_000
+    server_max_bytes: Annotated[
+        int, Meta(ge=1, description="Bytes that may wait for all workspaces together.")
+    ] = 68_719_476_736
+    server_max_files: Annotated[
+        int, Meta(ge=1, description="Files that may wait for all workspaces together.")
+    ] = 1_000_000
+    messages_per_minute: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Messages that one workspace may send a minute.")
+    ] = 6000
     log_format: Annotated[
         Literal["auto", "columns", "json"],
         Meta(description="Columns for people or JSON for machines; auto looks at the terminal."),
@@ -110,10 +157,11 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
         settings = msgspec.convert(given, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsInvalid(_sentence(str(error), flags)) from error
-    if settings.admin_token is not None and len(settings.admin_token) < MIN_TOKEN_LENGTH:
-        raise SettingsInvalid(
-            f"{variable('admin_token')} is too short: use at least {MIN_TOKEN_LENGTH} characters."
-        )
+    for field in ("admin_token", "registration_token"):
+        if 0 < len(getattr(settings, field) or "") < MIN_TOKEN_LENGTH:
+            raise SettingsInvalid(
+                f"{variable(field)} is too short: use at least {MIN_TOKEN_LENGTH} characters."
+            )
     return settings
 
 

@@ -19,11 +19,16 @@ def kept_in(directory: Path) -> str:
     try:
         if not path.exists():
             _make(path)
-        return path.read_text().strip()
+        token = path.read_text().strip()
     except OSError as error:
         raise DataDirectoryUnusable(
             f"The admin token cannot be kept in {path}: {error.strerror}."
         ) from error
+    if not token:
+        raise DataDirectoryUnusable(
+            f"The admin token in {path} is empty. Remove the file, and a new one is made."
+        )
+    return token
 
 
 def _make(path: Path) -> None:

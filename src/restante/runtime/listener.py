@@ -1,6 +1,7 @@
 """The listening socket and the HTTP server on it."""
 
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -18,13 +19,7 @@ def listen(host: str, port: int) -> socket.socket:
     Raises AddressTaken with a sentence.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(2048)
+        return _bound(host, port)
     except (OSError, OverflowError) as error:
         number = error.errno if isinstance(error, OSError) else None
         words = os.strerror(number) if number and number > 0 else error
@@ -32,6 +27,18 @@ def listen(host: str, port: int) -> socket.socket:
             f"Restante cannot listen on {host} port {port}: {words}. "
             f"Choose another --host or --port."
         ) from error
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with contextlib.ExitStack() as closed_on_failure:
+        listening = closed_on_failure.enter_context(socket.socket(family, kind, protocol))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+        closed_on_failure.pop_all()
     return listening
 
 
@@ -39,6 +46,16 @@ def address_of(listening: socket.socket, host: str) -> str:
     """The address as a person would type it."""
     port = listening.getsockname()[1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class HttpServer(uvicorn.Server):

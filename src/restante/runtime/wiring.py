@@ -5,21 +5,34 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import structlog
 from starlette.applications import Starlette
 
 from restante.core.migrations import Phase
+from restante.core.quotas import Quota
 from restante.postgres import DataDirectory, EmbeddedPostgres, postgres_for
 from restante.runtime import admin_token
-from restante.runtime.listener import HttpServer, address_of, listen
+from restante.runtime.listener import HttpServer, address_of, is_loopback, listen
 from restante.runtime.loops import Loop, Loops
 from restante.runtime.metrics import Metrics
+from restante.services.capacity import Capacity
+from restante.services.delivery import Delivery
+from restante.services.feed import Feed
+from restante.services.push import Push
+from restante.services.rates import Rate
 from restante.services.readiness import Readiness
+from restante.services.registry import Registry
+from restante.services.staging import Policy, Staging
+from restante.services.upkeep import Upkeep
+from restante.services.wakeups import Wakeups
 from restante.settings import Settings
 from restante.store import migrate
-from restante.store.database import Database
+from restante.store.blobs import PostgresBlobs
+from restante.store.database import Database, Listener
 from restante.web import app
 from restante.web.context import Context
 
@@ -46,8 +59,14 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
                 grace_seconds=settings.shutdown_grace_seconds,
                 on_ready=lambda: announce(ready),
             )
-            stop.gently = lambda: setattr(http, "should_exit", True)
+            stop.gently = partial(_end, http, web)
             await http.serve(sockets=[listening])
+
+
+def _end(http: HttpServer, web: Starlette) -> None:
+    """Take no new requests, and let those that wait for a feed answer with what there is."""
+    http.should_exit = True
+    web.state.context.feed.wakeups.stop()
 
 
 class _StopOnSignal:
@@ -71,15 +90,73 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
     directory = data_directory(settings)
     async with AsyncExitStack() as stack:
         dsn = await stack.enter_async_context(_own_database(settings, directory))
-        token_file = _keep_admin_token(settings, directory)
+        token, token_file = _admin_token(settings, directory)
         ran = await migrate.apply(dsn, migrate.shipped(), phases={Phase.PRE})
         if ran:
             log.info("migrated", migrations=[str(migration) for migration in ran])
         db = await stack.enter_async_context(opened(settings, dsn))
-        loops: list[Loop] = []
+        wakeups = await stack.enter_async_context(_awake(Wakeups(db, Listener(dsn))))
+        context = _context(settings, db, wakeups, metrics, token)
+        upkeep = Upkeep(
+            db,
+            context.delivery,
+            bucket=timedelta(seconds=settings.bucket_seconds),
+            feed_retention=timedelta(days=settings.feed_retention_days),
+        )
+        await upkeep.create_leaves()
+        loops = [
+            Loop("leaves", upkeep.create_leaves, interval_seconds=60, deadline_seconds=30),
+            Loop("expired", upkeep.forget_expired, interval_seconds=60, deadline_seconds=30),
+        ]
         metrics.expect_loops(loop.name for loop in loops)
         await stack.enter_async_context(Loops(loops, metrics))
-        yield app.build(Context(metrics, Readiness(db, migrate.shipped()))), token_file
+        yield app.build(context), token_file
+
+
+def _context(
+    settings: Settings, db: Database, wakeups: Wakeups, metrics: Metrics, admin_token: str
+) -> Context:
+    blobs = PostgresBlobs(db)
+    capacity = Capacity(db, Quota(settings.server_max_bytes, settings.server_max_files))
+    staging = Staging(db, blobs, capacity, wakeups, _policy(settings))
+    return Context(
+        metrics=metrics,
+        readiness=Readiness(db, migrate.shipped()),
+        registry=Registry(
+            db,
+            admin_token=admin_token,
+            registration_token=settings.registration_token,
+            is_open=is_loopback(settings.host),
+        ),
+        delivery=Delivery(db, blobs, staging),
+        feed=Feed(db, wakeups),
+        push=Push(),
+        message_rate=Rate(settings.messages_per_minute),
+        staging_enabled=settings.staging,
+    )
+
+
+def _policy(settings: Settings) -> Policy:
+    return Policy(
+        ttl=timedelta(seconds=settings.upload_ttl_seconds),
+        bucket_seconds=settings.bucket_seconds,
+        quota=Quota(settings.workspace_max_bytes, settings.workspace_max_files),
+        answers_kept=timedelta(days=1),
+        grace_seconds=settings.upload_grace_seconds,
+        min_bytes_per_second=settings.upload_min_bytes_per_second,
+    )
+
+
+@asynccontextmanager
+async def _awake(wakeups: Wakeups) -> AsyncIterator[Wakeups]:
+    """Tell and hear other processes while inside."""
+    tasks = [asyncio.create_task(wakeups.tell()), asyncio.create_task(wakeups.listen())]
+    try:
+        yield wakeups
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def data_directory(settings: Settings) -> DataDirectory:
@@ -136,8 +213,7 @@ async def opened(settings: Settings, dsn: str) -> AsyncIterator[Database]:
         await db.close()
 
 
-def _keep_admin_token(settings: Settings, directory: DataDirectory) -> Path | None:
+def _admin_token(settings: Settings, directory: DataDirectory) -> tuple[str, Path | None]:
     if settings.admin_token:
-        return None
-    admin_token.kept_in(directory.path)
-    return directory.path / admin_token.FILE_NAME
+        return settings.admin_token, None
+    return admin_token.kept_in(directory.path), directory.path / admin_token.FILE_NAME

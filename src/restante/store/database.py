@@ -7,8 +7,8 @@ Postgres costs the requests in flight and nothing else.
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
@@ -23,6 +23,7 @@ from restante.errors import (
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
+    from asyncpg.transaction import Transaction
 
     Row: TypeAlias = asyncpg.Record
     Tx: TypeAlias = asyncpg.Connection[Row] | PoolConnectionProxy[Row]
@@ -43,14 +44,22 @@ _CONNECTING = (
     ssl.SSLError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
     ValueError,  # a malformed database URL
+    OverflowError,  # a port that cannot be
 )
 _LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.TooManyConnectionsError,
     ConnectionError,
+    # The driver trips over the farewell of a Postgres that crashed between two statements.
+    asyncpg.InternalClientError,
 )
+
+# The driver uses one error for losses and for mistakes of ours, and tells them apart in words.  A
+# connection that is lost while it is borrowed goes back to its pool at once.
+_WORDS_FOR_A_LOSS = ("closed", "closing", "released back to the pool")
 
 
 class Database:
@@ -104,16 +113,37 @@ class Database:
             await self._release(connection)
 
     async def _release(self, connection: "PoolConnectionProxy[Row]") -> None:
-        try:
+        """Give it back; one that cannot be made clean in time is ended by the pool itself."""
+        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, *_LOST, TimeoutError):
             await self._pool.release(connection, timeout=_CLOSE_SECONDS)
-        except (*_LOST, TimeoutError, asyncpg.InterfaceError):
-            connection.terminate()
 
     @asynccontextmanager
     async def transaction(self, *, readonly: bool = False) -> AsyncIterator[Tx]:
         """Borrow a connection with a transaction on it: all of it is committed, or none."""
-        async with self.connection() as connection, connection.transaction(readonly=readonly):
-            yield connection
+        async with self.connection() as connection:
+            transaction = connection.transaction(readonly=readonly)
+            await transaction.start()
+            try:
+                yield connection
+            except BaseException:
+                await _roll_back(connection, transaction)
+                raise
+            await transaction.commit()
+
+
+async def _roll_back(connection: Tx, transaction: "Transaction") -> None:
+    """
+    Take the transaction back, or end its connection, which comes to the same.
+
+    A request to cancel can reach Postgres before the statement that it is for; the rollback would
+    then wait for as long as that statement may run, and its caller is gone already.
+    """
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await transaction.rollback()
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, *_LOST, TimeoutError):
+        with suppress(asyncpg.InterfaceError):  # the pool has noticed the loss before us
+            connection.terminate()
 
 
 def connection_options(statement_timeout_seconds: float) -> dict[str, Any]:
@@ -142,16 +172,17 @@ async def dedicated(dsn: str, *, statement_timeout_seconds: float) -> AsyncItera
         with translated():
             yield connection
     finally:
-        await connection.close(timeout=_CLOSE_SECONDS)
+        # A close that does not end in time or fails has cut the connection all the same.
+        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, *_LOST, TimeoutError):
+            await connection.close(timeout=_CLOSE_SECONDS)
 
 
 def check_version(connection: Tx) -> None:
     """Refuse a Postgres that does not know the SQL we speak."""
-    version = connection.get_server_version()
-    if version.major < OLDEST_POSTGRES:
+    if connection.get_server_version().major < OLDEST_POSTGRES:
+        version = connection.get_settings().server_version.split()[0]
         raise DatabaseTooOld(
-            f"The database is Postgres {version.major}.{version.minor}; "
-            f"Restante needs {OLDEST_POSTGRES} or newer."
+            f"The database is Postgres {version}; Restante needs {OLDEST_POSTGRES} or newer."
         )
 
 
@@ -180,7 +211,7 @@ def translated() -> Iterator[None]:
     except _LOST as error:
         raise DatabaseUnavailable(f"The database went away: {reason(error)}.") from error
     except asyncpg.InterfaceError as error:
-        if "closed" not in str(error) and "closing" not in str(error):
+        if not any(word in str(error) for word in _WORDS_FOR_A_LOSS):
             raise
         raise DatabaseUnavailable("The connection to the database was closed.") from error
 
@@ -189,3 +220,25 @@ def reason(error: BaseException) -> str:
     """The driver's words as part of a sentence."""
     words = str(error).strip().splitlines()
     return words[0].rstrip(".") if words else type(error).__name__
+
+
+class Listener:
+    """Hears notices on a connection of its own."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    @asynccontextmanager
+    async def listening(
+        self, channel: str, heard: Callable[[str], None]
+    ) -> AsyncIterator[asyncio.Event]:
+        """Call `heard` with each payload; the event is set when the connection is lost."""
+        lost = asyncio.Event()
+
+        def on_notice(_connection: object, _pid: int, _channel: str, payload: object) -> None:
+            heard(str(payload))
+
+        async with dedicated(self._dsn, statement_timeout_seconds=30) as connection:
+            connection.add_termination_listener(lambda _: lost.set())
+            await connection.add_listener(channel, on_notice)
+            yield lost

@@ -6,14 +6,33 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from restante.errors import RestanteError
-from restante.web import health, problems
+from restante.web import feed, health, messages, problems, uploads, workspaces
 from restante.web.context import Context
 from restante.web.observe import Observed
+
+_WORKSPACE = "/workspaces/{workspace_id}"
+_FILE = _WORKSPACE + "/pending-uploads/{file_id}"
+_ADMIN = "/admin/workspaces/{workspace_id}"
 
 ROUTES = [
     Route("/health", health.health),
     Route("/ready", health.ready),
     Route("/metrics", health.metrics),
+    Route("/registry/register", workspaces.register, methods=["POST"]),
+    Route("/registry/heartbeat", workspaces.heartbeat, methods=["POST"]),
+    Route(_WORKSPACE, workspaces.change, methods=["PATCH"]),
+    Route(_WORKSPACE, workspaces.remove, methods=["DELETE"]),
+    Route(_WORKSPACE + "/chat/uploads", uploads.upload, methods=["POST"]),
+    Route(_WORKSPACE + "/a2a", messages.send, methods=["POST"]),
+    Route(_WORKSPACE + "/activity", feed.read),
+    Route(_WORKSPACE + "/activity/ack", feed.acknowledge, methods=["POST"]),
+    Route(_WORKSPACE + "/pending-uploads", uploads.waiting),
+    Route(_FILE + "/content", uploads.content),
+    Route(_FILE + "/ack", uploads.acknowledge, methods=["POST"]),
+    Route("/admin/workspaces", workspaces.page),
+    Route(_ADMIN, workspaces.show),
+    Route(_ADMIN + "/token", workspaces.reissue_token, methods=["POST"]),
+    Route(_ADMIN + "/token", workspaces.revoke_token, methods=["DELETE"]),
 ]
 
 

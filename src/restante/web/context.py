@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from starlette.requests import HTTPConnection
 
 from restante.runtime.metrics import Metrics
+from restante.services.delivery import Delivery
+from restante.services.feed import Feed
+from restante.services.push import Push
+from restante.services.rates import Rate
 from restante.services.readiness import Readiness
+from restante.services.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +19,12 @@ class Context:
 
     metrics: Metrics
     readiness: Readiness
+    registry: Registry
+    delivery: Delivery
+    feed: Feed
+    push: Push
+    message_rate: Rate
+    staging_enabled: bool
 
 
 def context(connection: HTTPConnection) -> Context:

@@ -14,10 +14,31 @@ from restante.errors import RestanteError
 log = structlog.get_logger()
 
 STATUS: Mapping[type[RestanteError], int] = {
-    errors.DatabaseUnavailable: 503,
-    errors.StatementTimedOut: 503,
+    errors.AddressRefused: 502,
+    errors.BadRequest: 400,
+    errors.CursorGone: 410,
     errors.DatabaseFull: 507,
+    errors.DatabaseUnavailable: 503,
+    errors.FileTooLarge: 413,
+    errors.KeyReused: 422,
+    errors.MessageTooLarge: 413,
+    errors.NotAuthenticated: 401,
     errors.NotReady: 503,
+    errors.QuotaTooSmall: 413,
+    errors.RangeNotSatisfiable: 416,
+    errors.RequestTooLarge: 413,
+    errors.ServerFull: 507,
+    errors.StatementTimedOut: 503,
+    errors.TooManyAtOnce: 429,
+    errors.TooManyFiles: 400,
+    errors.TooManyMessages: 429,
+    errors.UploadGone: 404,
+    errors.UploadMalformed: 400,
+    errors.UploadTooSlow: 408,
+    errors.WorkspaceFull: 429,
+    errors.WorkspaceHasNoCallback: 422,
+    errors.WorkspaceUnknown: 404,
+    errors.WorkspaceUnreachable: 502,
 }
 
 _HTTP_CODES = {404: "no_such_route", 405: "method_not_allowed"}
@@ -42,7 +63,20 @@ async def on_restante_error(_request: Request, error: Exception) -> Response:
     status = STATUS.get(type(error), 500)
     if status >= 500:
         log.warning("request_failed", code=error.code, reason=str(error))
-    return json_response({"error": str(error), "code": error.code}, status)
+    body = {"error": str(error), "code": error.code} | error.facts
+    return json_response(body, status, _headers(error))
+
+
+def _headers(error: RestanteError) -> dict[str, str]:
+    """What a client of HTTP looks for in the headers of such a refusal."""
+    headers: dict[str, str] = {}
+    if isinstance(error, errors.NotAuthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, errors.RangeNotSatisfiable):
+        headers["Content-Range"] = f"bytes */{error.facts['size']}"
+    if "retry_after_seconds" in error.facts:
+        headers["Retry-After"] = str(error.facts["retry_after_seconds"])
+    return headers
 
 
 async def on_http_exception(_request: Request, error: Exception) -> Response:
@@ -60,3 +94,9 @@ async def on_bug(_request: Request, error: Exception) -> Response:
     """Anything else: "internal" outside, the full trace inside."""
     log.error("bug", exc_info=error)
     return json_response({"error": "Something went wrong in the server.", "code": "internal"}, 500)
+
+
+def server_stopping() -> Response:
+    """For a request that was still at work when the server's time was up."""
+    body = {"error": "The server is stopping. Try again in a moment.", "code": "stopping"}
+    return json_response(body, 503, {"Retry-After": "1", "Connection": "close"})

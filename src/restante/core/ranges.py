@@ -1,0 +1,54 @@
+"""Byte ranges and entity tags, as HTTP understands them."""
+
+import re
+from dataclasses import dataclass
+
+from restante.errors import RangeNotSatisfiable
+
+_SINGLE = re.compile(
+    r"bytes=\s*(?P<first>\d{0,19})-(?P<last>\d{0,19})\s*", re.IGNORECASE | re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """From the first byte to the last, both included."""
+
+    first: int
+    last: int
+
+    @property
+    def length(self) -> int:
+        return self.last - self.first + 1
+
+
+def wanted_range(header: str | None, size: int) -> ByteRange | None:
+    """
+    The one range a client asks for, or None for the whole file.
+
+    What we do not understand, several ranges at once included, asks for the whole file, as the
+    standard has it.  Raises RangeNotSatisfiable for a range that begins after the end.
+    """
+    match = _SINGLE.fullmatch(header or "")
+    if match is None or match["first"] == match["last"] == "":
+        return None
+    if match["first"] == "":
+        length = int(match["last"])
+        return _checked(ByteRange(max(size - length, 0), size - 1), size)
+    first = int(match["first"])
+    last = min(int(match["last"]), size - 1) if match["last"] else size - 1
+    if match["last"] and int(match["last"]) < first:
+        return None
+    return _checked(ByteRange(first, last), size)
+
+
+def _checked(found: ByteRange, size: int) -> ByteRange:
+    if found.first >= size or found.length <= 0:
+        raise RangeNotSatisfiable(f"The file has {size} bytes; the range lies outside.", size=size)
+    return found
+
+
+def matches_tag(header: str | None, tag: str) -> bool:
+    """Whether an If-None-Match or If-Range header names this entity tag."""
+    given = [part.strip().removeprefix("W/") for part in (header or "").split(",")]
+    return tag in given or given == ["*"]

@@ -1,0 +1,126 @@
+"""What a workspace is, which registrations are acceptable, and what opens its door."""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from restante.errors import BadRequest
+from restante.ids import WorkspaceId
+
+Mode = Literal["poll", "push"]
+
+MAX_LABEL = 1000
+_MAX_URL = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A receiver, as the store has it."""
+
+    id: WorkspaceId
+    name: str
+    delivery_mode: Mode
+    url: str | None
+    agent_card: str  # JSON
+    parent_id: UUID | None
+    status: Literal["active", "removed"]
+    token_hash: bytes | None
+    inbound_secret: str
+    active_tasks: int
+    current_task: str
+    created_at: datetime
+    last_seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What a workspace says about itself, or an operator about it."""
+
+    name: str
+    delivery_mode: Mode
+    url: str | None
+    agent_card: str
+    parent_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The same, where None means: as it was."""
+
+    name: str | None = None
+    delivery_mode: Mode | None = None
+    url: str | None = None
+    agent_card: str | None = None
+    parent_id: UUID | None = None
+
+
+def details_of(stored: Workspace | None, changes: Changes) -> Details:
+    """
+    What the workspace is after the changes; fields that were not sent keep their values.
+
+    Raises BadRequest for a push workspace without an address that can be called.
+    """
+    if stored:
+        before = Details(
+            stored.name, stored.delivery_mode, stored.url, stored.agent_card, stored.parent_id
+        )
+    else:
+        before = Details(name="", delivery_mode="push", url=None, agent_card="{}")
+    after = replace(
+        before,
+        **{
+            field: value
+            for field in Changes.__slots__
+            if (value := getattr(changes, field)) is not None
+        },
+    )
+    if after.url is not None:
+        check_url(after.url)
+    elif after.delivery_mode == "push":
+        raise BadRequest("A workspace with delivery_mode push needs a url.")
+    return after
+
+
+def check_url(url: str) -> None:
+    """Refuse what is not a plain http address."""
+    if not _is_plain(url):
+        raise BadRequest("The url must be an http or https address without a user name in it.")
+
+
+def _is_plain(url: str) -> bool:
+    if len(url) > _MAX_URL or not url.isprintable() or " " in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        callable_at = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and callable_at and parts.username is None
+
+
+def clean_label(text: str) -> str:
+    """A line of text for people: no control characters, nothing that has no UTF-8 form."""
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return printable.encode("utf-8", "replace").decode()[:MAX_LABEL]
+
+
+def new_token() -> str:
+    """A token nobody can guess; it is shown once and kept only as its hash."""
+    return secrets.token_urlsafe(32)
+
+
+def token_hash(token: str) -> bytes:
+    """How a token is stored and looked up.  It is random and long, so one round is enough."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def opens(workspace: Workspace, token: str) -> bool:
+    """Whether the token is this workspace's, in the same time whatever the answer."""
+    stored = workspace.token_hash or bytes(32)
+    same = hmac.compare_digest(stored, token_hash(token))
+    return same and workspace.token_hash is not None and workspace.status == "active"

@@ -1,0 +1,184 @@
+"""
+The storage boundary of staged files: stage, get, mark fetched, acknowledge, sweep.
+
+Whoever handles an upload goes through here; where the bytes are is known only to `store.blobs`.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import structlog
+
+from restante.core.uploads import CHUNK_BYTES, Swept, Upload
+from restante.errors import RestanteError, UploadGone
+from restante.ids import FileId, WorkspaceId
+from restante.services.intake import Intake
+from restante.services.staging import Staging
+from restante.store import quotas, uploads
+from restante.store.blobs import Blobs
+from restante.store.database import Database, Tx
+
+log = structlog.get_logger()
+
+_GONE = "There is no such file here, or no longer."
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that is already in memory."""
+
+    name: str
+    mimetype: str
+    content: bytes
+
+
+class Delivery:
+    """Hands files over."""
+
+    def __init__(self, db: Database, blobs: Blobs, staging: Staging) -> None:
+        self._db = db
+        self._blobs = blobs
+        self.staging = staging
+
+    async def stage(self, workspace_id: WorkspaceId, file: NewFile) -> FileId:
+        """Store one file and announce it."""
+        return (await self.stage_batch(workspace_id, [file]))[0]
+
+    async def stage_batch(
+        self, workspace_id: WorkspaceId, files: Sequence[NewFile]
+    ) -> list[FileId]:
+        """Store the files and announce them: the workspace sees all of them or none."""
+        async with self._taken_in(workspace_id, files) as intake:
+            await self.staging.publish(intake)
+        return [file.file_id for file in intake.files]
+
+    @asynccontextmanager
+    async def stage_batch_in(
+        self, tx: Tx, workspace_id: WorkspaceId, files: Sequence[NewFile]
+    ) -> AsyncIterator[list[FileId]]:
+        """
+        The same as part of the caller's transaction, which is to be committed inside.
+
+        Leaving without an error announces the files; with one, they count as never staged.
+        """
+        async with self._taken_in(workspace_id, files) as intake:
+            await self.staging.publish_in(tx, intake)
+            yield [file.file_id for file in intake.files]
+            self.staging.announce(intake)
+
+    @asynccontextmanager
+    async def _taken_in(
+        self, workspace_id: WorkspaceId, files: Sequence[NewFile]
+    ) -> AsyncIterator[Intake]:
+        total = sum(len(file.content) for file in files)
+        async with self.staging.intake(workspace_id, total) as intake:
+            for file in files:
+                await intake.begin_file(file.name, file.mimetype)
+                await intake.write(file.content)
+                await intake.end_file()
+            yield intake
+
+    async def get(self, workspace_id: WorkspaceId, file_id: FileId) -> Upload:
+        """The upload if it waits for this workspace; raises UploadGone whatever the reason."""
+        async with self._db.connection() as connection:
+            found = await uploads.get(connection, workspace_id, file_id, now=datetime.now(UTC))
+        if found is None:
+            raise UploadGone(_GONE)
+        return found
+
+    async def read(self, upload: Upload, first: int, last: int) -> AsyncIterator[bytes]:
+        """
+        The bytes from the first to the last, both included.
+
+        If the bytes have moved meanwhile the upload is looked up again; raises UploadGone when they
+        are gone.  Never ends early as if that were all.
+        """
+        position = first
+        while position <= last:
+            before = position
+            async for piece in self._stretch(upload, position, last):
+                yield piece
+                position += len(piece)
+            if position <= last:
+                moved = await self.get(upload.workspace_id, upload.file_id)
+                if moved.bucket == upload.bucket and position == before:
+                    raise UploadGone(_GONE)
+                upload = moved
+
+    async def _stretch(self, upload: Upload, first: int, last: int) -> AsyncIterator[bytes]:
+        first_chunk, last_chunk = first // CHUNK_BYTES, last // CHUNK_BYTES
+        at = first_chunk * CHUNK_BYTES
+        async for chunk in self._blobs.read(upload, first_chunk, last_chunk):
+            begin, end = max(first - at, 0), min(last + 1 - at, len(chunk))
+            yield chunk if (begin, end) == (0, len(chunk)) else chunk[begin:end]
+            at += len(chunk)
+
+    async def waiting(
+        self, workspace_id: WorkspaceId, *, after: UUID | None, limit: int
+    ) -> list[Upload]:
+        """What waits for this workspace, oldest first, after the given file."""
+        start = (datetime.fromtimestamp(0, UTC), UUID(int=0))
+        if after:
+            upload = await self.get(workspace_id, FileId(after))
+            start = (upload.created_at, upload.file_id)
+        async with self._db.connection() as connection:
+            return await uploads.waiting(
+                connection, workspace_id, after=start, limit=limit, now=datetime.now(UTC)
+            )
+
+    async def mark_fetched(self, upload: Upload) -> None:
+        """Note that the body was sent.  Best effort: a failure is logged, and the fetch stands."""
+        log.info("upload_fetched", **_named(upload))
+        try:
+            async with self._db.connection() as connection:
+                await uploads.mark_fetched(
+                    connection, upload.workspace_id, upload.file_id, now=datetime.now(UTC)
+                )
+        except RestanteError as error:
+            log.warning("fetch_not_noted", reason=str(error), **_named(upload))
+
+    async def acknowledge(self, workspace_id: WorkspaceId, file_id: FileId) -> bool:
+        """
+        The workspace has the file; a second time changes nothing.
+
+        True if the upload was still there; False if the sweep took it between our look and the
+        acknowledgement.  Raises UploadGone if there was nothing to acknowledge.
+        """
+        now = datetime.now(UTC)
+        async with self._db.connection() as connection:
+            if not await uploads.exists(connection, workspace_id, file_id, now=now):
+                raise UploadGone(_GONE)
+            first_time = await uploads.acknowledge(connection, workspace_id, file_id, now=now)
+        if first_time:
+            log.info("upload_acked", workspace=str(workspace_id), file=str(file_id))
+        return first_time is not None
+
+    async def sweep(self, *, ack_retention: timedelta, now: datetime) -> Swept:
+        """Delete what is due, in batches small enough not to be felt."""
+        acked_before = now - max(ack_retention, timedelta(0))
+        swept = Swept()
+        while True:
+            async with self._db.connection() as connection:
+                batch = await uploads.sweep(
+                    connection, acked_before=acked_before, expired_before=now
+                )
+            swept += batch
+            if batch.total < uploads.SWEEP_BATCH:
+                return swept
+
+    async def forget_expired(self, *, now: datetime) -> int:
+        """Release the room of uploads that never ended, and forget keys that are too old."""
+        async with self._db.connection() as connection:
+            return await quotas.forget_expired(connection, now=now)
+
+
+def _named(upload: Upload) -> dict[str, object]:
+    return {
+        "workspace": str(upload.workspace_id),
+        "file": str(upload.file_id),
+        "size": upload.size,
+        "name": upload.name,
+    }

@@ -1,0 +1,47 @@
+"""How often one sender may do something: a bucket that refills with time."""
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from uuid import UUID
+
+from restante.errors import TooManyMessages
+
+_MAX_SENDERS = 10_000
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    filled_at: float
+
+
+class Rate:
+    """Allows so many a minute to each sender; who has been quiet may send that many at once."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._buckets: OrderedDict[UUID, _Bucket] = OrderedDict()
+
+    def spend(self, sender: UUID) -> None:
+        """Take one; raises TooManyMessages with the seconds until there is one again."""
+        bucket = self._filled(sender)
+        if bucket.level < 1:
+            wait_seconds = int((1 - bucket.level) * 60 / self._per_minute) + 1
+            raise TooManyMessages(
+                f"A workspace may send {self._per_minute} messages a minute; "
+                f"try again in {wait_seconds} s.",
+                retry_after_seconds=wait_seconds,
+            )
+        bucket.level -= 1
+
+    def _filled(self, sender: UUID) -> _Bucket:
+        now = time.monotonic()
+        bucket = self._buckets.setdefault(sender, _Bucket(self._per_minute, now))
+        earned = (now - bucket.filled_at) * self._per_minute / 60
+        bucket.level = min(bucket.level + earned, self._per_minute)
+        bucket.filled_at = now
+        self._buckets.move_to_end(sender)
+        if len(self._buckets) > _MAX_SENDERS:
+            self._buckets.popitem(last=False)
+        return bucket

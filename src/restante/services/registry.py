@@ -1,0 +1,167 @@
+"""Workspaces come, say that they live, change, and go; and who may act for them."""
+
+import hmac
+from dataclasses import dataclass
+from uuid import UUID
+
+import structlog
+
+from restante.core import workspaces as rules
+from restante.core.workspaces import Changes, Workspace
+from restante.errors import NotAuthenticated, WorkspaceUnknown
+from restante.ids import WorkspaceId
+from restante.store import workspaces
+from restante.store.database import Database
+
+log = structlog.get_logger()
+
+_UNKNOWN = "There is no such workspace."
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The answer to a registration; the secrets appear only when they are issued."""
+
+    delivery_mode: rules.Mode
+    auth_token: str | None = None
+    inbound_secret: str | None = None
+
+
+class Registry:
+    """The workspaces of this server."""
+
+    def __init__(
+        self, db: Database, *, admin_token: str, registration_token: str | None, is_open: bool
+    ) -> None:
+        self._db = db
+        self._admin_token = admin_token
+        self._registration_token = registration_token
+        self._is_open = is_open
+
+    def is_admin(self, token: str) -> bool:
+        """Whether the token is the operator's."""
+        return _same(self._admin_token, token)
+
+    def may_register(self, token: str | None) -> bool:
+        """Whether the caller may bring a new workspace: anyone on an open server, else by token."""
+        if token and self.is_admin(token):
+            return True
+        if self._registration_token:
+            return bool(token) and _same(self._registration_token, token)
+        return self._is_open
+
+    async def find(self, workspace_id: WorkspaceId) -> Workspace | None:
+        """The workspace, unless it was removed."""
+        async with self._db.connection() as connection:
+            found = await workspaces.get(connection, workspace_id)
+        return found if found and found.status == "active" else None
+
+    async def by_token(self, token: str) -> Workspace | None:
+        """The workspace that this token belongs to."""
+        async with self._db.connection() as connection:
+            return await workspaces.by_token(connection, rules.token_hash(token))
+
+    async def register(
+        self, workspace_id: WorkspaceId, changes: Changes, *, token: str | None
+    ) -> Registered:
+        """
+        Register an id for the first time, or renew what it says about itself.
+
+        Raises NotAuthenticated if the id is taken and the token is not its own, or if it is new and
+        the caller may not bring new ones: the same answer, so that ids cannot be probed.
+        """
+        async with self._db.connection() as connection:
+            stored = await workspaces.get(connection, workspace_id)
+        if stored is None or (stored.status == "removed" and token and self.is_admin(token)):
+            return await self._register_new(workspace_id, stored, changes, token)
+        if token is None or not rules.opens(stored, token):
+            raise NotAuthenticated("This workspace is registered; send the token it was given.")
+        return await self._renew(stored, changes)
+
+    async def _register_new(
+        self,
+        workspace_id: WorkspaceId,
+        removed: Workspace | None,
+        changes: Changes,
+        token: str | None,
+    ) -> Registered:
+        if not self.may_register(token):
+            raise NotAuthenticated("Registering a workspace here needs a registration token.")
+        details = rules.details_of(removed, changes)
+        fresh, secret = rules.new_token(), rules.new_token()
+        enter = workspaces.revive if removed else workspaces.insert
+        async with self._db.connection() as connection:
+            entered = await enter(
+                connection, workspace_id, details, rules.token_hash(fresh), secret
+            )
+        if not entered:
+            raise NotAuthenticated("This workspace is registered; send the token it was given.")
+        log.info("workspace_registered", workspace=str(workspace_id), mode=details.delivery_mode)
+        return Registered(
+            details.delivery_mode, fresh, secret if details.delivery_mode == "push" else None
+        )
+
+    async def _renew(self, stored: Workspace, changes: Changes) -> Registered:
+        details = rules.details_of(stored, changes)
+        async with self._db.connection() as connection:
+            await workspaces.update(connection, stored.id, details)
+        return Registered(details.delivery_mode)
+
+    async def change(self, workspace_id: WorkspaceId, changes: Changes) -> None:
+        """The operator's changes; raises WorkspaceUnknown."""
+        stored = await self.find(workspace_id)
+        if stored is None:
+            raise WorkspaceUnknown(_UNKNOWN)
+        details = rules.details_of(stored, changes)
+        async with self._db.connection() as connection:
+            if not await workspaces.update(connection, workspace_id, details):
+                raise WorkspaceUnknown(_UNKNOWN)
+        log.info("workspace_changed", workspace=str(workspace_id), mode=details.delivery_mode)
+
+    async def heartbeat(self, workspace: Workspace, active_tasks: int, current_task: str) -> None:
+        """A sign of life."""
+        async with self._db.connection() as connection:
+            await workspaces.heartbeat(
+                connection, workspace.id, active_tasks, rules.clean_label(current_task)
+            )
+
+    async def remove(self, workspace_id: WorkspaceId) -> None:
+        """Remove the workspace; what waits for it leaves by its own time."""
+        async with self._db.connection() as connection:
+            if not await workspaces.remove(connection, workspace_id):
+                raise WorkspaceUnknown(_UNKNOWN)
+        log.info("workspace_removed", workspace=str(workspace_id))
+
+    async def reissue_token(self, workspace_id: WorkspaceId) -> str:
+        """Give the workspace a new token; the old one is worth nothing from now on."""
+        fresh = rules.new_token()
+        await self._set_token(workspace_id, rules.token_hash(fresh))
+        log.info("token_reissued", workspace=str(workspace_id))
+        return fresh
+
+    async def revoke_token(self, workspace_id: WorkspaceId) -> None:
+        """Take the workspace's token away; it stays registered and gets what is sent to it."""
+        await self._set_token(workspace_id, None)
+        log.info("token_revoked", workspace=str(workspace_id))
+
+    async def _set_token(self, workspace_id: WorkspaceId, token_hash: bytes | None) -> None:
+        async with self._db.connection() as connection:
+            if not await workspaces.set_token(connection, workspace_id, token_hash):
+                raise WorkspaceUnknown(_UNKNOWN)
+
+    async def show(self, workspace_id: WorkspaceId) -> Workspace:
+        """The workspace in any state, for the operator; raises WorkspaceUnknown."""
+        async with self._db.connection() as connection:
+            found = await workspaces.get(connection, workspace_id)
+        if found is None:
+            raise WorkspaceUnknown(_UNKNOWN)
+        return found
+
+    async def page(self, *, after: UUID, limit: int) -> list[Workspace]:
+        """Workspaces in any state, in the order of their ids."""
+        async with self._db.connection() as connection:
+            return await workspaces.page(connection, after=after, limit=limit)
+
+
+def _same(secret: str, given: str | None) -> bool:
+    return hmac.compare_digest(secret.encode(), (given or "").encode("utf-8", "surrogateescape"))

@@ -1,0 +1,196 @@
+"""Files come in and are announced: all of them, or none."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import structlog
+
+from restante import wire
+from restante.core import quotas as quota_rules
+from restante.core.feed import announcement
+from restante.core.quotas import Quota
+from restante.core.uploads import (
+    Chunk,
+    NewUpload,
+    bucket_of,
+    fingerprint,
+    pending_uri,
+    time_allowed,
+)
+from restante.errors import KeyReused, RestanteError
+from restante.ids import WorkspaceId
+from restante.services.capacity import Capacity
+from restante.services.intake import Intake, Terms
+from restante.services.wakeups import Wakeups
+from restante.store import quotas, uploads
+from restante.store.blobs import Blobs
+from restante.store.database import Database, Tx
+from restante.store.uploads import Answer, Publication
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the operator chose."""
+
+    ttl: timedelta
+    bucket_seconds: int
+    quota: Quota  # of each workspace
+    answers_kept: timedelta
+    grace_seconds: float
+    min_bytes_per_second: int
+
+
+class Staging:
+    """Takes requests' files in and publishes them."""
+
+    def __init__(
+        self, db: Database, blobs: Blobs, capacity: Capacity, wakeups: Wakeups, policy: Policy
+    ) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._capacity = capacity
+        self._wakeups = wakeups
+        self._policy = policy
+
+    @asynccontextmanager
+    async def intake(
+        self, workspace_id: WorkspaceId, declared_bytes: int, *, keep: bool = True
+    ) -> AsyncIterator[Intake]:
+        """Take in one request's files; unless they are published inside, nothing remains."""
+        claimed_bytes = min(declared_bytes, self._policy.quota.max_bytes) if keep else 0
+        now = datetime.now(UTC)
+        async with self._capacity.claimed(claimed_bytes, 1 if keep else 0) as claim:
+            terms = Terms(
+                workspace_id,
+                bucket=bucket_of(now, self._policy.bucket_seconds),
+                quota=self._policy.quota,
+                claim=claim,
+                room_until=now + 2 * self.time_allowed(declared_bytes),
+                keep=keep,
+            )
+            intake = Intake(self._db, self._blobs, terms)
+            try:
+                yield intake
+            except BaseException:
+                await intake.abandon()
+                raise
+
+    def time_allowed(self, declared_bytes: int) -> timedelta:
+        """How long a body of this size may take to arrive."""
+        return time_allowed(
+            declared_bytes,
+            grace_seconds=self._policy.grace_seconds,
+            min_bytes_per_second=self._policy.min_bytes_per_second,
+        )
+
+    async def publish(self, intake: Intake, *, key: str | None = None) -> bytes:
+        """
+        Make what was taken in visible, in one synced commit, and wake who waits for it.
+
+        Returns the answer for the sender.  With a key that was used before, that is the first
+        answer, and nothing is stored again.
+        """
+        publication = self._publication(intake, await intake.finish(), key)
+        async with self._db.connection() as connection:
+            publish = uploads.publish if key is None else _publish_or_roll_back
+            seq = await publish(connection, publication)
+        if seq is None:
+            await intake.abandon()
+            return await self._repeat_or_refuse(intake, key)
+        self.announce(intake)
+        return _answer(intake.workspace_id, intake.files)
+
+    async def publish_in(self, tx: Tx, intake: Intake) -> None:
+        """The same inside the caller's transaction, who calls `announce` after the commit."""
+        if (
+            await uploads.publish(tx, self._publication(intake, await intake.finish(), None))
+            is None
+        ):
+            await intake.abandon()
+            await self._repeat_or_refuse(intake, None)
+
+    def announce(self, intake: Intake) -> None:
+        """After the commit: wake, count, and log."""
+        self._wakeups.grew(intake.workspace_id)
+        self._capacity.stored(sum(file.size for file in intake.files), len(intake.files))
+        for file in intake.files:
+            log.info(
+                "upload_staged",
+                workspace=str(intake.workspace_id),
+                file=str(file.file_id),
+                size=file.size,
+                name=file.name,
+            )
+
+    async def is_known(self, workspace_id: WorkspaceId, key: str) -> bool:
+        """Whether a request with this key has been answered."""
+        async with self._db.connection() as connection:
+            now = datetime.now(UTC)
+            return await uploads.remembered(connection, workspace_id, key, now=now) is not None
+
+    async def repeat(self, intake: Intake, key: str) -> bytes:
+        """The first answer to this key; raises KeyReused if it was given for other files."""
+        await intake.finish()
+        return await self._repeat_or_refuse(intake, key)
+
+    async def _repeat_or_refuse(self, intake: Intake, key: str | None) -> bytes:
+        async with self._db.connection() as connection:
+            now = datetime.now(UTC)
+            found = key and await uploads.remembered(connection, intake.workspace_id, key, now=now)
+            if not found:
+                raise await self.full(connection, intake.workspace_id)
+        first, answer = found
+        if first != fingerprint(intake.files):
+            raise KeyReused("This Idempotency-Key came before with other files; use a new one.")
+        return answer.encode()
+
+    async def full(self, connection: Tx, workspace_id: WorkspaceId) -> RestanteError:
+        """The refusal that says how much waits and until when."""
+        usage = await quotas.usage_of(connection, workspace_id)
+        frees_at = await quotas.workspace_frees_at(connection, workspace_id)
+        return quota_rules.workspace_full(usage, self._policy.quota, frees_at)
+
+    def _publication(
+        self, intake: Intake, last_chunks: Sequence[Chunk], key: str | None
+    ) -> Publication:
+        now, files = datetime.now(UTC), intake.files
+        return Publication(
+            workspace_id=intake.workspace_id,
+            bucket=intake.terms.bucket,
+            created_at=now,
+            expires_at=now + self._policy.ttl,
+            files=files,
+            announcements=[announcement(intake.workspace_id, file) for file in files],
+            last_chunks=last_chunks,
+            quota=self._policy.quota,
+            reservation=intake.reservation.id if intake.reservation else None,
+            answer=self._remember(intake, key, now) if key else None,
+        )
+
+    def _remember(self, intake: Intake, key: str, now: datetime) -> Answer:
+        answer = _answer(intake.workspace_id, intake.files).decode()
+        return Answer(key, fingerprint(intake.files), answer, now + self._policy.answers_kept)
+
+
+async def _publish_or_roll_back(connection: Tx, publication: Publication) -> int | None:
+    """A key must not be remembered for files that found no room."""
+    transaction = connection.transaction()
+    await transaction.start()
+    seq = await uploads.publish(connection, publication)
+    await (transaction.rollback() if seq is None else transaction.commit())
+    return seq
+
+
+def _answer(workspace_id: WorkspaceId, files: Sequence[NewUpload]) -> bytes:
+    staged = [
+        wire.StagedFile(
+            pending_uri(workspace_id, file.file_id), file.name, file.mimetype, file.size
+        )
+        for file in files
+    ]
+    return msgspec.json.encode(wire.UploadAnswer(staged))

@@ -1,0 +1,87 @@
+"""
+Where the bytes are.  This is the whole of what an object store would have to offer instead.
+
+Bytes are put before anything points at them, and found again through the upload that does.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from restante.core.uploads import CHUNK_BYTES, Chunk, Upload
+from restante.ids import WorkspaceId
+from restante.store import sql
+from restante.store.database import Database
+
+queries = sql.load("uploads")
+
+# About 1 MiB per statement: it is statements that cost, not rows.
+WINDOW_CHUNKS = 4
+
+
+class Blobs(Protocol):
+    """Keeps the bytes of uploads, in chunks."""
+
+    async def put(
+        self, workspace_id: WorkspaceId, bucket: datetime, chunks: Sequence[Chunk]
+    ) -> None:
+        """Keep these chunks.  Nobody can see them yet."""
+        ...
+
+    async def put_last(
+        self, workspace_id: WorkspaceId, bucket: datetime, chunks: Sequence[Chunk], /
+    ) -> Sequence[Chunk]:
+        """Keep the last chunks; returns those that the publishing statement is to carry itself."""
+        ...
+
+    def read(self, upload: Upload, first_chunk: int, last_chunk: int) -> AsyncIterator[bytes]:
+        """The chunks in order.  Ends early if they are not, or no longer, where the upload says."""
+        ...
+
+
+class PostgresBlobs:
+    """Bytes as chunk rows in the bucket of their hour."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def put(
+        self, workspace_id: WorkspaceId, bucket: datetime, chunks: Sequence[Chunk]
+    ) -> None:
+        async with self._db.connection() as connection:
+            await connection.execute(
+                queries.put_chunks,
+                bucket,
+                workspace_id,
+                [chunk.file_id for chunk in chunks],
+                [chunk.seq for chunk in chunks],
+                [chunk.bytes for chunk in chunks],
+            )
+
+    async def put_last(
+        self, _workspace_id: WorkspaceId, _bucket: datetime, chunks: Sequence[Chunk], /
+    ) -> Sequence[Chunk]:
+        """They ride in the publishing statement, which saves a small request a round trip."""
+        return chunks
+
+    async def read(self, upload: Upload, first_chunk: int, last_chunk: int) -> AsyncIterator[bytes]:
+        for window in range(first_chunk, last_chunk + 1, WINDOW_CHUNKS):
+            end = min(window + WINDOW_CHUNKS - 1, last_chunk)
+            async with self._db.connection() as connection:
+                rows = await connection.fetch(
+                    queries.read_chunks,
+                    upload.bucket,
+                    upload.workspace_id,
+                    upload.file_id,
+                    window,
+                    end,
+                )
+            for row in rows:
+                yield row["bytes"]
+            if len(rows) <= end - window:
+                return
+
+
+def last_chunk_of(size: int) -> int:
+    """The number of a file's last chunk."""
+    return (size - 1) // CHUNK_BYTES

@@ -1,0 +1,77 @@
+"""
+The leaves of the partitioned tables: list them, create them ahead.
+
+A new leaf is built apart and then attached, which takes no lock that a writer would notice.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from restante.core import leaves as rules
+from restante.core.leaves import Span
+from restante.store import sql
+from restante.store.database import Database, Tx
+
+queries = sql.load("leaves")
+
+_BOUNDS = re.compile(r"FROM \('(?P<start>[^']+)'\) TO \('(?P<end>[^']+)'\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that is partitioned by time, and how time is written in its key."""
+
+    name: str
+    key: Callable[[datetime], str]
+    moment: Callable[[str], datetime]
+    options: str = ""
+
+
+def _uuid_floor(moment: datetime) -> str:
+    return str(UUID(int=int(moment.timestamp() * 1000) << 80))
+
+
+def _uuid_moment(key: str) -> datetime:
+    return datetime.fromtimestamp((UUID(key).int >> 80) / 1000, UTC)
+
+
+CHUNKS = Table(
+    "chunks",
+    key=datetime.isoformat,
+    moment=datetime.fromisoformat,
+    # A bucket is written once and dropped whole: there is never anything to vacuum.
+    options="with (autovacuum_enabled = off, toast.autovacuum_enabled = off)",
+)
+FEED = Table("feed", key=_uuid_floor, moment=_uuid_moment)
+
+
+async def spans_of(connection: Tx, table: Table) -> list[Span]:
+    """The stretches of time that have a leaf."""
+    rows = await connection.fetch(queries.leaves_of, table.name)
+    bounds = [_BOUNDS.search(row["bounds"]) for row in rows]
+    return [Span(table.moment(b["start"]), table.moment(b["end"])) for b in bounds if b]
+
+
+async def create_ahead(
+    db: Database, table: Table, *, now: datetime, width: timedelta, lead: timedelta
+) -> list[Span]:
+    """Create the leaves that the lead asks for; servers that do it at once take turns."""
+    async with db.transaction() as tx:
+        await tx.execute(queries.take_turns, table.name)
+        wanted = rules.missing(await spans_of(tx, table), now=now, width=width, lead=lead)
+        for span in wanted:
+            await _create(tx, table, span)
+    return wanted
+
+
+async def _create(tx: Tx, table: Table, span: Span) -> None:
+    parent = sql.quoted(table.name)
+    leaf = sql.quoted(f"{table.name}_{span.start:%Y%m%d_%H%M%S}")
+    await tx.execute(f"create table {leaf} (like {parent} including all) {table.options}")
+    await tx.execute(
+        f"alter table {parent} attach partition {leaf} "
+        f"for values from ('{table.key(span.start)}') to ('{table.key(span.end)}')"
+    )

@@ -1,0 +1,60 @@
+-- name: insert
+-- Whoever comes first gets the token; a second one with the same id finds the row.
+with registered as (
+    insert into workspaces (id, name, delivery_mode, url, agent_card, token_hash, inbound_secret)
+    values ($1, $2, $3, $4, $5, $6, $7)
+        on conflict do nothing
+    returning id
+), counters as (
+    insert into feeds (workspace_id) select id from registered on conflict do nothing
+)
+select id from registered;
+
+-- name: update
+update workspaces
+   set name = $2, delivery_mode = $3, url = $4, agent_card = $5, parent_id = $6,
+       last_seen_at = clock_timestamp()
+ where id = $1 and status = 'active'
+returning id;
+
+-- name: get
+select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, inbound_secret,
+       active_tasks, current_task, created_at, last_seen_at
+  from workspaces
+ where id = $1;
+
+-- name: by_token
+select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, inbound_secret,
+       active_tasks, current_task, created_at, last_seen_at
+  from workspaces
+ where token_hash = $1 and status = 'active';
+
+-- name: page
+select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, inbound_secret,
+       active_tasks, current_task, created_at, last_seen_at
+  from workspaces
+ where id > $1
+ order by id
+ limit $2;
+
+-- name: heartbeat
+-- A sign of life is no event worth waiting for the disk.
+update workspaces
+   set active_tasks = $2, current_task = $3, last_seen_at = clock_timestamp()
+  from (select set_config('synchronous_commit', 'off', true)) as unsynced
+ where id = $1;
+
+-- name: remove
+update workspaces set status = 'removed', token_hash = null where id = $1 and status = 'active'
+returning id;
+
+-- name: revive
+update workspaces
+   set status = 'active', name = $2, delivery_mode = $3, url = $4, agent_card = $5, token_hash = $6,
+       inbound_secret = $7, active_tasks = 0, current_task = '', last_seen_at = clock_timestamp()
+ where id = $1 and status = 'removed'
+returning id;
+
+-- name: set_token
+update workspaces set token_hash = $2 where id = $1 and status = 'active'
+returning id;

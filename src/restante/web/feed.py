@@ -1,0 +1,143 @@
+"""A workspace reads its feed, waits for it, and says how far it has handled it."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+from starlette.requests import Request
+from starlette.responses import Response
+
+from restante import wire
+from restante.core import feed as rules
+from restante.core.feed import Activity, Filter, Page
+from restante.errors import BadRequest
+from restante.ids import ActivityId, as_uuid
+from restante.services.feed import Query
+from restante.web import auth
+from restante.web.context import context
+from restante.web.downloads import until_gone
+from restante.web.operations import json_body, operation, query_of
+from restante.web.problems import json_response
+
+_NULL = Raw(b"null")
+
+
+class FeedQuery(msgspec.Struct, frozen=True):
+    """Which rows of a feed, and how long to wait for them."""
+
+    since_id: Annotated[
+        str | None,
+        Meta(description="The id of the last row consumed; rows after it, oldest first."),
+    ] = None
+    type: Annotated[str | None, Meta(description="Only rows of this activity_type.")] = None
+    source: Annotated[
+        Literal["canvas", "agent"] | None, Meta(description="Only rows from the canvas, or not.")
+    ] = None
+    since_secs: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Only rows this recent, at most 30 days."),
+    ] = None
+    limit: Annotated[int, Meta(ge=1, le=rules.MAX_PAGE)] = rules.DEFAULT_PAGE
+    wait: Annotated[
+        float,
+        Meta(ge=0, le=rules.LONGEST_WAIT_SECONDS, description="Seconds to wait for a first row."),
+    ] = 0
+
+
+@operation(
+    summary="Read the feed: newest first, or after a row, oldest first.",
+    caller="workspace or admin",
+    query=FeedQuery,
+    answers={200: list[wire.ActivityRow]},
+    refusals=(400, 401, 404, 410, 429),
+)
+async def read(request: Request) -> Response:
+    workspace = await auth.owner_or_admin(request)
+    query = _query(query_of(request, FeedQuery))
+    reading = context(request).feed.read(workspace.id, query)
+    if query.wait_seconds:
+        page = await _unless_gone(request, asyncio.ensure_future(reading))
+    else:
+        page = await reading
+    if page is None:
+        return Response(status_code=204)  # nobody is there to read it
+    return json_response([row_of(row) for row in page.rows], headers=_headers(page))
+
+
+async def _unless_gone(request: Request, reading: "asyncio.Future[Page]") -> Page | None:
+    """Wait for the page, but not for a reader that has gone."""
+    leaving = asyncio.ensure_future(until_gone(request.receive))
+    try:
+        await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return await reading if reading.done() else None
+    finally:
+        leaving.cancel()
+        reading.cancel()
+
+
+def _query(sent: FeedQuery) -> Query:
+    since = None
+    if sent.since_id is not None:
+        since = as_uuid(sent.since_id)
+        if since is None:
+            raise BadRequest("since_id is wrong: it must be the id of a row, a UUID.")
+    not_before = None
+    if sent.since_secs is not None:
+        seconds = min(sent.since_secs, rules.LONGEST_LOOK_BACK_SECONDS)
+        not_before = datetime.now(UTC) - timedelta(seconds=seconds)
+    from_agents = None if sent.source is None else sent.source == "agent"
+    return Query(
+        since_id=ActivityId(since) if since else None,
+        wanted=Filter(sent.type, from_agents, not_before),
+        limit=sent.limit,
+        wait_seconds=sent.wait,
+    )
+
+
+def row_of(row: Activity) -> wire.ActivityRow:
+    """A row as it goes over the wire."""
+    return wire.ActivityRow(
+        id=row.id,
+        workspace_id=row.workspace_id,
+        activity_type=row.activity_type,
+        source_id=row.source_id,
+        target_id=row.target_id,
+        method=row.method,
+        summary=row.summary,
+        request_body=_raw(row.request_body),
+        response_body=_raw(row.response_body),
+        duration_ms=row.duration_ms,
+        status=row.status,
+        error_detail=row.error_detail,
+        created_at=row.created_at,
+        seq=row.seq,
+    )
+
+
+def _raw(json: str | None) -> Raw:
+    return _NULL if json is None else Raw(json.encode())
+
+
+def _headers(page: Page) -> dict[str, str]:
+    """Enough for a reader to see a gap."""
+    return {
+        wire.LOWEST_SEQ: str(page.marks.trimmed_seq + 1),
+        wire.LATEST_SEQ: str(page.marks.last_seq),
+        wire.ACKED_SEQ: str(page.marks.acked_seq),
+    }
+
+
+@operation(
+    summary="Say how far the feed has been handled; a stale mark changes nothing.",
+    caller="workspace",
+    body=wire.FeedAck,
+    answers={200: wire.FeedAcked},
+    refusals=(400, 401, 413),
+)
+async def acknowledge(request: Request) -> Response:
+    workspace = await auth.owner(request)
+    sent = await json_body(request, wire.FeedAck)
+    mark = await context(request).feed.acknowledge(workspace.id, sent.acked_seq)
+    return json_response(wire.FeedAcked(mark))

@@ -1,0 +1,98 @@
+"""
+What an operation takes and gives, said once: the handler decodes with it, OpenAPI describes it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from restante.errors import BadRequest, MessageTooLarge
+
+Handler = Callable[[Request], Awaitable[Response]]
+Caller = Literal["anyone", "workspace", "workspace or admin", "any workspace or admin", "admin"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_JSON_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one route, as its callers see it."""
+
+    summary: str
+    caller: Caller
+    query: type[msgspec.Struct] | None = None
+    body: type[msgspec.Struct] | None = None
+    files: bool = False  # the body is multipart with parts named `files`
+    answers: Mapping[int, Any] = field(
+        default_factory=dict[int, Any]
+    )  # status to type or media type
+    refusals: Sequence[int] = ()
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])  # request headers it heeds
+
+
+_described: dict[Handler, Operation] = {}
+
+
+def operation(**described: Any) -> Callable[[Handler], Handler]:
+    """Describe a handler."""
+
+    def describe(handler: Handler) -> Handler:
+        _described[handler] = Operation(**described)
+        return handler
+
+    return describe
+
+
+def operation_of(handler: object) -> Operation | None:
+    """How a handler was described."""
+    return _described.get(cast("Handler", handler))
+
+
+async def json_body(request: Request, shape: type[T]) -> T:
+    """Decode the body; raises BadRequest with the field's name, or MessageTooLarge."""
+    return _decoded(await read_limited(request), shape)
+
+
+async def read_limited(request: Request) -> bytes:
+    """The whole body, as far as it may go."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_JSON_BYTES:
+            raise MessageTooLarge(
+                f"A JSON body may have {MAX_JSON_BYTES} bytes.", max=MAX_JSON_BYTES
+            )
+    return bytes(body)
+
+
+def _decoded(body: bytes, shape: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except msgspec.ValidationError as error:
+        raise BadRequest(_sentence(str(error))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest("The body is not valid JSON.") from error
+
+
+def query_of(request: Request, shape: type[T]) -> T:
+    """Decode the query; parameters we do not know are not our business."""
+    known = {f.encode_name for f in msgspec.structs.fields(shape)}
+    given = {name: value for name, value in request.query_params.items() if name in known}
+    try:
+        return msgspec.convert(given, shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(_sentence(str(error))) from error
+
+
+def _sentence(problem: str) -> str:
+    """Turn "Invalid enum value 'x' - at `$.delivery_mode`" into a sentence about delivery_mode."""
+    what, _, path = problem.partition(" - at `$")
+    what = what.replace("`", "")
+    name = path.rstrip("`").lstrip(".")
+    return f"{name} is wrong: {what[:1].lower()}{what[1:]}." if name else f"{what}."

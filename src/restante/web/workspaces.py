@@ -1,0 +1,177 @@
+"""Registration and heartbeat; the operator's view of workspaces."""
+
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Meta, Raw
+from starlette.requests import Request
+from starlette.responses import Response
+
+from restante import wire
+from restante.core.workspaces import Changes, Workspace, clean_label, opens
+from restante.errors import BadRequest, NotAuthenticated
+from restante.ids import WorkspaceId
+from restante.web import auth
+from restante.web.context import context
+from restante.web.operations import json_body, operation, query_of
+from restante.web.problems import json_response
+
+
+@operation(
+    summary="Register a workspace, or renew what it says about itself.",
+    caller="anyone",
+    body=wire.Registration,
+    answers={200: wire.Registered},
+    refusals=(400, 401, 413),
+)
+async def register(request: Request) -> Response:
+    sent = await json_body(request, wire.Registration)
+    name = sent.agent_card.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise BadRequest("agent_card is wrong: it needs a name.")
+    changes = Changes(
+        name=clean_label(name),
+        delivery_mode=sent.delivery_mode,
+        url=sent.url or None,
+        agent_card=msgspec.json.encode(sent.agent_card).decode(),
+    )
+    done = await context(request).registry.register(
+        WorkspaceId(sent.id), changes, token=auth.bearer(request)
+    )
+    return json_response(
+        wire.Registered("registered", done.delivery_mode, done.auth_token, done.inbound_secret)
+    )
+
+
+@operation(
+    summary="Say that the workspace lives and what it is doing.",
+    caller="workspace",
+    body=wire.Heartbeat,
+    answers={200: wire.Status},
+    refusals=(400, 401, 413),
+)
+async def heartbeat(request: Request) -> Response:
+    sent = await json_body(request, wire.Heartbeat)
+    token, registry = auth.bearer(request), context(request).registry
+    workspace = await registry.find(WorkspaceId(sent.workspace_id)) if token else None
+    if token is None or workspace is None or not opens(workspace, token):
+        raise NotAuthenticated("Send the token of this workspace with its heartbeat.")
+    await registry.heartbeat(workspace, sent.active_tasks, sent.current_task)
+    return json_response(wire.Status("ok"))
+
+
+@operation(
+    summary="Change a workspace.",
+    caller="admin",
+    body=wire.WorkspaceChanges,
+    answers={200: wire.Status},
+    refusals=(400, 401, 404, 413),
+)
+async def change(request: Request) -> Response:
+    auth.admin(request)
+    workspace_id = auth.workspace_id(request)
+    sent = await json_body(request, wire.WorkspaceChanges)
+    changes = Changes(
+        name=None if sent.name is None else clean_label(sent.name),
+        url=sent.url or None,
+        delivery_mode=sent.delivery_mode,
+        parent_id=sent.parent_id,
+    )
+    await context(request).registry.change(workspace_id, changes)
+    return json_response(wire.Status("updated"))
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """Removing takes a word of confirmation."""
+
+    confirm: bool = False
+
+
+@operation(
+    summary="Remove a workspace; what waits for it leaves by its own time.",
+    caller="workspace or admin",
+    query=Removal,
+    answers={200: wire.Status},
+    refusals=(400, 401, 404),
+)
+async def remove(request: Request) -> Response:
+    workspace = await auth.owner_or_admin(request)
+    if not query_of(request, Removal).confirm:
+        raise BadRequest("Removing a workspace cannot be undone by it; repeat with ?confirm=true.")
+    await context(request).registry.remove(workspace.id)
+    return json_response(wire.Status("removed"))
+
+
+class WorkspaceQuery(msgspec.Struct, frozen=True):
+    """Where a page of workspaces begins, and how long it is."""
+
+    after: UUID = UUID(int=0)
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+@operation(
+    summary="List workspaces, the removed ones too.",
+    caller="admin",
+    query=WorkspaceQuery,
+    answers={200: wire.WorkspacePage},
+    refusals=(400, 401),
+)
+async def page(request: Request) -> Response:
+    auth.admin(request)
+    wanted = query_of(request, WorkspaceQuery)
+    found = await context(request).registry.page(after=wanted.after, limit=wanted.limit)
+    more = found[-1].id if len(found) == wanted.limit else UNSET
+    return json_response(wire.WorkspacePage([_view(workspace) for workspace in found], more))
+
+
+@operation(
+    summary="Show a workspace.",
+    caller="admin",
+    answers={200: wire.WorkspaceView},
+    refusals=(400, 401, 404),
+)
+async def show(request: Request) -> Response:
+    auth.admin(request)
+    return json_response(_view(await context(request).registry.show(auth.workspace_id(request))))
+
+
+@operation(
+    summary="Give a workspace a new token; the old one is worth nothing from then on.",
+    caller="admin",
+    answers={200: wire.IssuedToken},
+    refusals=(400, 401, 404),
+)
+async def reissue_token(request: Request) -> Response:
+    auth.admin(request)
+    token = await context(request).registry.reissue_token(auth.workspace_id(request))
+    return json_response(wire.IssuedToken(token))
+
+
+@operation(
+    summary="Revoke a workspace's token.",
+    caller="admin",
+    answers={200: wire.Status},
+    refusals=(400, 401, 404),
+)
+async def revoke_token(request: Request) -> Response:
+    auth.admin(request)
+    await context(request).registry.revoke_token(auth.workspace_id(request))
+    return json_response(wire.Status("revoked"))
+
+
+def _view(workspace: Workspace) -> wire.WorkspaceView:
+    return wire.WorkspaceView(
+        id=workspace.id,
+        name=workspace.name,
+        delivery_mode=workspace.delivery_mode,
+        url=workspace.url,
+        agent_card=Raw(workspace.agent_card.encode()),
+        parent_id=workspace.parent_id,
+        status=workspace.status,
+        has_token=workspace.token_hash is not None,
+        active_tasks=workspace.active_tasks,
+        current_task=workspace.current_task,
+        created_at=workspace.created_at,
+        last_seen_at=workspace.last_seen_at,
+    )

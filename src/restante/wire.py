@@ -1,0 +1,209 @@
+"""
+JSON shapes and header names that the server and its clients share.
+
+The handlers decode into these types and answer with them, and the OpenAPI document is made of them:
+what is written here is what is on the wire.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+LOWEST_SEQ = "X-Restante-Lowest-Seq"
+LATEST_SEQ = "X-Restante-Latest-Seq"
+ACKED_SEQ = "X-Restante-Acked-Seq"
+IDEMPOTENCY_KEY = "Idempotency-Key"
+CALLER_ID = "X-Workspace-ID"
+
+Mode = Literal["poll", "push"]
+
+
+class Problem(Struct, frozen=True):
+    """Every refusal and failure."""
+
+    error: Annotated[str, Meta(description="What happened and what to do, as a sentence.")]
+    code: Annotated[str, Meta(description="Stable; programs branch on it.")]
+
+
+class Registration(Struct, frozen=True):
+    """A workspace presents itself."""
+
+    id: UUID
+    agent_card: dict[str, Any]
+    delivery_mode: Mode | None = None
+    url: str | None = None
+
+
+class Registered(Struct, frozen=True, omit_defaults=True):
+    """The secrets appear only when they are issued, on the first registration."""
+
+    status: Literal["registered"]
+    delivery_mode: Mode
+    auth_token: str | None = None
+    inbound_secret: str | None = None
+
+
+class Heartbeat(Struct, frozen=True):
+    """A sign of life."""
+
+    workspace_id: UUID
+    active_tasks: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    current_task: str = ""
+
+
+class WorkspaceChanges(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an operator can change about a workspace."""
+
+    name: str | None = None
+    url: str | None = None
+    delivery_mode: Mode | None = None
+    parent_id: UUID | None = None
+
+
+class Status(Struct, frozen=True):
+    """That something was done."""
+
+    status: str
+
+
+class Alive(Struct, frozen=True):
+    """The process runs."""
+
+    status: Literal["alive"]
+
+
+class Ready(Struct, frozen=True):
+    """The server can do its work."""
+
+    status: Literal["ready"]
+
+
+class WorkspaceView(Struct, frozen=True):
+    """A workspace as the operator sees it; never its secrets."""
+
+    id: UUID
+    name: str
+    delivery_mode: Mode
+    url: str | None
+    agent_card: Raw
+    parent_id: UUID | None
+    status: Literal["active", "removed"]
+    has_token: bool
+    active_tasks: int
+    current_task: str
+    created_at: datetime
+    last_seen_at: datetime
+
+
+class WorkspacePage(Struct, frozen=True):
+    """Workspaces in the order of their ids; `next_after` is missing on the last page."""
+
+    workspaces: list[WorkspaceView]
+    next_after: UUID | UnsetType = UNSET
+
+
+class IssuedToken(Struct, frozen=True):
+    """A new token; it is shown this once."""
+
+    auth_token: str
+
+
+class StagedFile(Struct, frozen=True, rename={"mime_type": "mimeType"}):
+    """One accepted file."""
+
+    uri: str
+    name: str
+    mime_type: str
+    size: int
+
+
+class UploadAnswer(Struct, frozen=True):
+    """The accepted files, in the order of the parts."""
+
+    files: list[StagedFile]
+
+
+class ActivityRow(Struct, frozen=True):
+    """A row of a feed."""
+
+    id: UUID
+    workspace_id: UUID
+    activity_type: str
+    source_id: UUID | None
+    target_id: UUID | None
+    method: str | None
+    summary: str | None
+    request_body: Raw
+    response_body: Raw
+    duration_ms: int | None
+    status: str
+    error_detail: str | None
+    created_at: datetime
+    seq: int
+
+
+class FeedAck(Struct, frozen=True):
+    """How far the workspace has handled its feed."""
+
+    acked_seq: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class FeedAcked(Struct, frozen=True):
+    """Where the mark stands now."""
+
+    acked_seq: int
+
+
+class Message(Struct, frozen=True):
+    """A JSON-RPC 2.0 request; fields that are not named here are kept as they are."""
+
+    method: str
+    jsonrpc: Literal["2.0"] = "2.0"
+    id: str | int | None = None
+    params: dict[str, Any] | list[Any] | None = None
+
+
+class Queued(Struct, frozen=True):
+    """A message waits in the feed."""
+
+    status: Literal["queued"]
+    delivery_mode: Literal["poll"]
+    method: str
+
+
+class PendingUpload(Struct, frozen=True, rename={"mime_type": "mimeType"}):
+    """A file that waits to be fetched."""
+
+    file_id: UUID
+    uri: str
+    name: str
+    mime_type: str
+    size: int
+    sha256: str
+    created_at: datetime
+    fetched_at: datetime | None
+    expires_at: datetime
+
+
+class PendingUploads(Struct, frozen=True):
+    """What waits, oldest first; `next_after` is missing on the last page."""
+
+    uploads: list[PendingUpload]
+    next_after: UUID | UnsetType = UNSET
+
+
+class Acked(Struct, frozen=True, omit_defaults=True):
+    """The workspace has the file; `raced` when the sweep was faster than this answer."""
+
+    acked: bool
+    raced: bool = False
+
+
+class Event(Struct, frozen=True):
+    """What watchers of a workspace are sent for each new row."""
+
+    event: Literal["ACTIVITY_LOGGED"]
+    workspace_id: UUID
+    payload: ActivityRow
