@@ -28,7 +28,7 @@ class Figure:
         return [
             self.name,
             f"    ours {ours:,.0f} {self.unit}, {self.floor_name} {floor:,.0f} {self.unit}",
-            f"    ratio {ratio:.2f} ({spread} in {len(self.ratios)} rounds), aim {self.aim}: {reached}",
+            f"    ratio {ratio:.2f} ({spread} of {len(self.ratios)}), aim {self.aim}: {reached}",
         ]
 
 
