@@ -80,4 +80,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(
         prefix="restante-tests-", ignore_cleanup_errors=True
     ) as parent:
+        Path(parent).chmod(0o711)  # as root, Postgres's account passes through to its files
         asyncio.run(main(Path(parent) / "data"))

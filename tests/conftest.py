@@ -7,8 +7,10 @@ One real Postgres for the whole run, a migrated template in it, and clones of th
 import itertools
 import os
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from cluster import TEMPLATE, dsn_of, shared_cluster
 from processes import Server
 
+from restante.store import leaves
 from restante.store.database import SCHEMA, Database, Tx
 
 _stack = ExitStack()
@@ -98,6 +101,15 @@ async def db(dsn: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
+async def db_with_leaves(db: Database) -> Database:
+    """The same, and rows that are made now find their leaves."""
+    for table in (leaves.CHUNKS, leaves.FEED):
+        hour = timedelta(hours=1)
+        await leaves.create_ahead(db, table, now=datetime.now(UTC), width=hour, lead=hour)
+    return db
+
+
+@pytest.fixture
 async def tx(db: Database) -> AsyncIterator[Tx]:
     """One open transaction."""
     async with db.transaction() as tx:
@@ -120,7 +132,15 @@ async def connections(dsn: str) -> AsyncIterator[Callable[[], Any]]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def place() -> Iterator[Path]:
+    """A directory that Postgres's account can pass through; pytest's own is closed to it."""
+    with tempfile.TemporaryDirectory(prefix="restante-", ignore_cleanup_errors=True) as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+@pytest.fixture
+def server(place: Path) -> Iterator[Server]:
     """A real server process with a data directory of its own; start it, kill it, start it again."""
-    with Server(tmp_path / "data") as server:
+    with Server(place / "data") as server:
         yield server

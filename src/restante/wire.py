@@ -15,9 +15,18 @@ LOWEST_SEQ = "X-Restante-Lowest-Seq"
 LATEST_SEQ = "X-Restante-Latest-Seq"
 ACKED_SEQ = "X-Restante-Acked-Seq"
 IDEMPOTENCY_KEY = "Idempotency-Key"
+MAX_IDEMPOTENCY_KEY = 255
 CALLER_ID = "X-Workspace-ID"
 
 Mode = Literal["poll", "push"]
+Moment = Annotated[datetime, Meta(tz=True)]
+
+_CARD = {
+    "required": ["name"],
+    "properties": {"name": {"type": "string", "pattern": r"\S"}},
+    "examples": [{"name": "laptop"}],
+}
+_PARAMS = {"message": {"role": "user", "parts": [{"kind": "text", "text": "Good morning."}]}}
 
 
 class Problem(Struct, frozen=True):
@@ -30,10 +39,21 @@ class Problem(Struct, frozen=True):
 class Registration(Struct, frozen=True):
     """A workspace presents itself."""
 
-    id: UUID
-    agent_card: dict[str, Any]
-    delivery_mode: Mode | None = None
-    url: str | None = None
+    id: Annotated[UUID, Meta(description="Chosen by the workspace, and kept by it.")]
+    agent_card: Annotated[
+        dict[str, Any],
+        Meta(description="What it says about itself; a name at least.", extra_json_schema=_CARD),
+    ]
+    delivery_mode: Annotated[
+        Mode | None,
+        Meta(
+            description="Whether it polls or is called at its url; push if it never said.",
+            examples=["poll"],
+        ),
+    ] = None
+    url: Annotated[
+        str | None, Meta(description="Where a push workspace is called, http or https.")
+    ] = None
 
 
 class Registered(Struct, frozen=True, omit_defaults=True):
@@ -42,21 +62,27 @@ class Registered(Struct, frozen=True, omit_defaults=True):
     status: Literal["registered"]
     delivery_mode: Mode
     auth_token: str | None = None
-    inbound_secret: str | None = None
+    inbound_secret: Annotated[
+        str | None, Meta(description="What we send as bearer when we call a push workspace.")
+    ] = None
 
 
 class Heartbeat(Struct, frozen=True):
     """A sign of life."""
 
     workspace_id: UUID
-    active_tasks: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    current_task: str = ""
+    active_tasks: Annotated[
+        int, Meta(ge=0, le=2**31 - 1, description="How many it works on.", examples=[1])
+    ] = 0
+    current_task: Annotated[
+        str, Meta(description="What it is doing, for people.", examples=["reading a report"])
+    ] = ""
 
 
 class WorkspaceChanges(Struct, frozen=True, forbid_unknown_fields=True):
     """What an operator can change about a workspace."""
 
-    name: str | None = None
+    name: Annotated[str | None, Meta(examples=["the laptop in the attic"])] = None
     url: str | None = None
     delivery_mode: Mode | None = None
     parent_id: UUID | None = None
@@ -93,8 +119,8 @@ class WorkspaceView(Struct, frozen=True):
     has_token: bool
     active_tasks: int
     current_task: str
-    created_at: datetime
-    last_seen_at: datetime
+    created_at: Moment
+    last_seen_at: Moment
 
 
 class WorkspacePage(Struct, frozen=True):
@@ -104,10 +130,11 @@ class WorkspacePage(Struct, frozen=True):
     next_after: UUID | UnsetType = UNSET
 
 
-class IssuedToken(Struct, frozen=True):
-    """A new token; it is shown this once."""
+class IssuedToken(Struct, frozen=True, omit_defaults=True):
+    """A new token; it is shown this once.  A push workspace's secret comes with it."""
 
     auth_token: str
+    inbound_secret: str | None = None
 
 
 class StagedFile(Struct, frozen=True, rename={"mime_type": "mimeType"}):
@@ -130,24 +157,36 @@ class ActivityRow(Struct, frozen=True):
 
     id: UUID
     workspace_id: UUID
-    activity_type: str
-    source_id: UUID | None
+    activity_type: Annotated[str, Meta(description="`a2a_receive` for files and messages.")]
+    source_id: Annotated[
+        UUID | None, Meta(description="The workspace that sent it; null: from the canvas.")
+    ]
     target_id: UUID | None
-    method: str | None
+    method: Annotated[
+        str | None, Meta(description="`chat_upload_receive` for a file, else the message's own.")
+    ]
     summary: str | None
-    request_body: Raw
+    request_body: Annotated[
+        Raw,
+        Meta(
+            description="The message; for a file its `file_id`, `name`, `mimeType`, `size`, `uri`."
+        ),
+    ]
     response_body: Raw
     duration_ms: int | None
     status: str
     error_detail: str | None
-    created_at: datetime
-    seq: int
+    created_at: Moment
+    seq: Annotated[int, Meta(description="Grows by one from row to row of a feed.")]
 
 
 class FeedAck(Struct, frozen=True):
     """How far the workspace has handled its feed."""
 
-    acked_seq: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    acked_seq: Annotated[
+        int,
+        Meta(ge=0, le=2**63 - 1, description="The seq of the last row handled.", examples=[42]),
+    ]
 
 
 class FeedAcked(Struct, frozen=True):
@@ -159,10 +198,15 @@ class FeedAcked(Struct, frozen=True):
 class Message(Struct, frozen=True):
     """A JSON-RPC 2.0 request; fields that are not named here are kept as they are."""
 
-    method: str
+    method: Annotated[
+        str,
+        Meta(pattern=r"\S", description="What is asked for.", examples=["message/send"]),
+    ]
     jsonrpc: Literal["2.0"] = "2.0"
-    id: str | int | None = None
-    params: dict[str, Any] | list[Any] | None = None
+    id: Annotated[Any, Meta(description="The sender's own; kept as it is.")] = None
+    params: Annotated[
+        Any, Meta(description="An object or an array; kept as it is.", examples=[_PARAMS])
+    ] = None
 
 
 class Queued(Struct, frozen=True):
@@ -181,10 +225,10 @@ class PendingUpload(Struct, frozen=True, rename={"mime_type": "mimeType"}):
     name: str
     mime_type: str
     size: int
-    sha256: str
-    created_at: datetime
-    fetched_at: datetime | None
-    expires_at: datetime
+    sha256: Annotated[str, Meta(description="Of the contents, as hex.")]
+    created_at: Moment
+    fetched_at: Moment | None
+    expires_at: Moment
 
 
 class PendingUploads(Struct, frozen=True):

@@ -133,9 +133,9 @@ def test_every_setting_is_documented_with_its_default(field: Any):
 
 
 def plain(value: object) -> str:
-    """A value as an operator would write it: 5 for 5.0, on and off for booleans."""
+    """A value as an operator would write it: 5 for 5.0, true and false for booleans."""
     if isinstance(value, bool):
-        return "on" if value else "off"
+        return str(value).lower()
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 

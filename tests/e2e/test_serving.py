@@ -103,9 +103,9 @@ def test_the_admin_token_is_never_printed(running: Server):
     assert running.admin_token not in running.said
 
 
-def test_a_given_admin_token_is_not_written_down(tmp_path: Path):
+def test_a_given_admin_token_is_not_written_down(place: Path):
     token = "a-token-from-a-secret-store"
-    with Server(tmp_path / "data", RESTANTE_ADMIN_TOKEN=token).start() as server:
+    with Server(place / "data", RESTANTE_ADMIN_TOKEN=token).start() as server:
         server.get("/ready", {"Authorization": f"Bearer {token}"})
 
         assert not (server.data_dir / "admin-token").exists()

@@ -66,9 +66,9 @@ def test_an_open_request_does_not_hold_up_the_end(running: Server, sent: bytes):
         assert_ended_well(running)
 
 
-def test_a_request_is_cut_when_the_grace_is_over(tmp_path: Path):
+def test_a_request_is_cut_when_the_grace_is_over(place: Path):
     """The operator decides how long open requests may go on."""
-    with Server(tmp_path / "data", "--shutdown-grace-seconds", "0.1").start() as server:
+    with Server(place / "data", "--shutdown-grace-seconds", "0.1").start() as server:
         where = urlsplit(server.address)
         with (
             TableLock(server.dsn) as lock,

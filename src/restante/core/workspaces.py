@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
 from restante.errors import BadRequest
@@ -16,6 +16,7 @@ Mode = Literal["poll", "push"]
 
 MAX_LABEL = 1000
 _MAX_URL = 2048
+_INGEST = "/internal/chat/uploads/ingest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,12 @@ def _is_plain(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in {"http", "https"} and callable_at and parts.username is None
+
+
+def ingest_url(url: str) -> str:
+    """Where a push workspace at this address takes files."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/") + _INGEST, fragment=""))
 
 
 def clean_label(text: str) -> str:

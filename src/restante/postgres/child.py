@@ -19,7 +19,8 @@ PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 
 # How long a fast and then an immediate shutdown may take before the next stronger signal.
-ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGQUIT, 3.0), (signal.SIGKILL, 5.0))
+# Together with the grace of open requests, no more than the 5 s that a stop may take.
+ENDINGS = ((signal.SIGINT, 2.0), (signal.SIGQUIT, 0.5), (signal.SIGKILL, 5.0))
 
 
 class Child:

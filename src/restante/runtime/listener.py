@@ -69,6 +69,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="off",
+                proxy_headers=False,
                 ws="websockets-sansio",
                 timeout_graceful_shutdown=grace_seconds,  # pyright: ignore[reportArgumentType] - a float works
             )

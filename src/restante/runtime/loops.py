@@ -15,6 +15,8 @@ from typing import Protocol, Self
 
 import structlog
 
+from restante.errors import RestanteError
+
 log = structlog.get_logger()
 
 Pass = Callable[[], Awaitable[None]]
@@ -101,10 +103,13 @@ async def _outcome_of(loop: Loop) -> str:
     except asyncio.CancelledError:
         task.cancel()
         raise
-    error = task.exception()
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
     if error is None:
         return "ok"
-    log.error("pass_failed", loop=loop.name, exc_info=error)
+    if isinstance(error, RestanteError):
+        log.warning("pass_failed", loop=loop.name, code=error.code, reason=str(error))
+    else:
+        log.error("pass_failed", loop=loop.name, exc_info=error)
     return "error"
 
 

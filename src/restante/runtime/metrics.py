@@ -46,6 +46,12 @@ class Metrics:
         self.loop_restarts = counter(
             "loop_restarts_total", "Loops that crashed and were started again.", ["loop"]
         )
+        self.websocket_connections = gauge(
+            "websocket_connections_active", "WebSockets that are open now."
+        )
+        self.event_streams = gauge(
+            "event_streams_active", "Streams of server-sent events that are open now."
+        )
 
     def expect_loops(self, names: Iterable[str]) -> None:
         """Show every loop at 0 before its first pass: an alert can tell none from missing."""

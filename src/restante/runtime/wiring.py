@@ -38,6 +38,9 @@ from restante.web.context import Context
 
 log = structlog.get_logger()
 
+_FAREWELL_SECONDS = 0.1
+_LAST_NOTICE_SECONDS = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -64,9 +67,10 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
 
 
 def _end(http: HttpServer, web: Starlette) -> None:
-    """Take no new requests, and let those that wait for a feed answer with what there is."""
-    http.should_exit = True
+    """Let those that wait for a feed answer with what there is, and take no new requests."""
     web.state.context.feed.wakeups.stop()
+    # Uvicorn cuts WebSockets off with a code of its own; ours are closed in good order by then.
+    asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, setattr, http, "should_exit", True)  # noqa: FBT003 - setattr
 
 
 class _StopOnSignal:
@@ -86,7 +90,6 @@ class _StopOnSignal:
 @asynccontextmanager
 async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path | None]]:
     """Everything but the socket: database, migrations, loops, and the web application."""
-    metrics = Metrics(settings.metrics_namespace)
     directory = data_directory(settings)
     async with AsyncExitStack() as stack:
         dsn = await stack.enter_async_context(_own_database(settings, directory))
@@ -96,7 +99,13 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
             log.info("migrated", migrations=[str(migration) for migration in ran])
         db = await stack.enter_async_context(opened(settings, dsn))
         wakeups = await stack.enter_async_context(_awake(Wakeups(db, Listener(dsn))))
-        context = _context(settings, db, wakeups, metrics, token)
+        push = await stack.enter_async_context(
+            Push.opened(
+                to_private=settings.push_to_private,
+                timeout_seconds=settings.push_timeout_seconds,
+            )
+        )
+        context = _context(settings, db, wakeups, push, token)
         upkeep = Upkeep(
             db,
             context.delivery,
@@ -108,19 +117,19 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
             Loop("leaves", upkeep.create_leaves, interval_seconds=60, deadline_seconds=30),
             Loop("expired", upkeep.forget_expired, interval_seconds=60, deadline_seconds=30),
         ]
-        metrics.expect_loops(loop.name for loop in loops)
-        await stack.enter_async_context(Loops(loops, metrics))
+        context.metrics.expect_loops(loop.name for loop in loops)
+        await stack.enter_async_context(Loops(loops, context.metrics))
         yield app.build(context), token_file
 
 
 def _context(
-    settings: Settings, db: Database, wakeups: Wakeups, metrics: Metrics, admin_token: str
+    settings: Settings, db: Database, wakeups: Wakeups, push: Push, admin_token: str
 ) -> Context:
     blobs = PostgresBlobs(db)
     capacity = Capacity(db, Quota(settings.server_max_bytes, settings.server_max_files))
     staging = Staging(db, blobs, capacity, wakeups, _policy(settings))
     return Context(
-        metrics=metrics,
+        metrics=Metrics(settings.metrics_namespace),
         readiness=Readiness(db, migrate.shipped()),
         registry=Registry(
             db,
@@ -130,7 +139,7 @@ def _context(
         ),
         delivery=Delivery(db, blobs, staging),
         feed=Feed(db, wakeups),
-        push=Push(),
+        push=push,
         message_rate=Rate(settings.messages_per_minute),
         staging_enabled=settings.staging,
     )
@@ -157,6 +166,10 @@ async def _awake(wakeups: Wakeups) -> AsyncIterator[Wakeups]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # What was committed last is worth a moment; who does not hear of it looks again later.
+        with suppress(Exception):
+            async with asyncio.timeout(_LAST_NOTICE_SECONDS):
+                await wakeups.tell_now()
 
 
 def data_directory(settings: Settings) -> DataDirectory:

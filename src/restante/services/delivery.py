@@ -35,6 +35,21 @@ class NewFile:
     content: bytes
 
 
+class Batch:
+    """Files that were taken in, to become part of a transaction of the caller's."""
+
+    def __init__(self, staging: Staging, intake: Intake) -> None:
+        self._staging = staging
+        self._intake = intake
+        self.is_staged = False
+
+    async def stage_in(self, tx: Tx) -> list[FileId]:
+        """Store and announce the files when, and only if, this transaction commits."""
+        await self._staging.publish_in(tx, self._intake)
+        self.is_staged = True
+        return [file.file_id for file in self._intake.files]
+
+
 class Delivery:
     """Hands files over."""
 
@@ -56,18 +71,24 @@ class Delivery:
         return [file.file_id for file in intake.files]
 
     @asynccontextmanager
-    async def stage_batch_in(
-        self, tx: Tx, workspace_id: WorkspaceId, files: Sequence[NewFile]
-    ) -> AsyncIterator[list[FileId]]:
+    async def batch(
+        self, workspace_id: WorkspaceId, files: Sequence[NewFile]
+    ) -> AsyncIterator[Batch]:
         """
-        The same as part of the caller's transaction, which is to be committed inside.
+        The same as part of a transaction of the caller's, which begins and ends inside.
 
-        Leaving without an error announces the files; with one, they count as never staged.
+            async with delivery.batch(workspace_id, files) as batch, db.transaction() as tx:
+                ids = await batch.stage_in(tx)
+
+        Leaving without an error wakes who waits for the files; with one, they were never staged.
         """
         async with self._taken_in(workspace_id, files) as intake:
-            await self.staging.publish_in(tx, intake)
-            yield [file.file_id for file in intake.files]
-            self.staging.announce(intake)
+            batch = Batch(self.staging, intake)
+            yield batch
+            if batch.is_staged:
+                self.staging.announce(intake)
+            else:
+                await intake.abandon()
 
     @asynccontextmanager
     async def _taken_in(
@@ -119,12 +140,18 @@ class Delivery:
     async def waiting(
         self, workspace_id: WorkspaceId, *, after: UUID | None, limit: int
     ) -> list[Upload]:
-        """What waits for this workspace, oldest first, after the given file."""
-        start = (datetime.fromtimestamp(0, UTC), UUID(int=0))
-        if after:
-            upload = await self.get(workspace_id, FileId(after))
-            start = (upload.created_at, upload.file_id)
+        """
+        What waits for this workspace, oldest first, after the given file.
+
+        That file may have been acknowledged meanwhile; raises UploadGone if it is not there at all.
+        """
         async with self._db.connection() as connection:
+            start = (datetime.fromtimestamp(0, UTC), UUID(int=0))
+            if after:
+                created_at = await uploads.created_at(connection, workspace_id, FileId(after))
+                if created_at is None:
+                    raise UploadGone(_GONE)
+                start = (created_at, after)
             return await uploads.waiting(
                 connection, workspace_id, after=start, limit=limit, now=datetime.now(UTC)
             )
@@ -151,10 +178,16 @@ class Delivery:
         async with self._db.connection() as connection:
             if not await uploads.exists(connection, workspace_id, file_id, now=now):
                 raise UploadGone(_GONE)
-            first_time = await uploads.acknowledge(connection, workspace_id, file_id, now=now)
-        if first_time:
-            log.info("upload_acked", workspace=str(workspace_id), file=str(file_id))
-        return first_time is not None
+            acked = await uploads.acknowledge(connection, workspace_id, file_id, now=now)
+        if acked and acked.first_time:
+            log.info(
+                "upload_acked",
+                workspace=str(workspace_id),
+                file=str(file_id),
+                size=acked.size,
+                name=acked.name,
+            )
+        return acked is not None
 
     async def sweep(self, *, ack_retention: timedelta, now: datetime) -> Swept:
         """Delete what is due, in batches small enough not to be felt."""

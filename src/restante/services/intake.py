@@ -9,6 +9,7 @@ intake has stored is unreachable, and leaves with its bucket.
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import uuid4
@@ -25,12 +26,20 @@ from restante.core.uploads import (
     clean_mimetype,
     clean_name,
 )
-from restante.errors import FileTooLarge, RequestTooLarge, TooManyFiles, UploadMalformed
+from restante.errors import (
+    FileTooLarge,
+    RequestTooLarge,
+    RestanteError,
+    TooManyFiles,
+    UploadMalformed,
+)
 from restante.ids import WorkspaceId, new_file_id
 from restante.services.capacity import Claim
 from restante.store import quotas
 from restante.store.blobs import WINDOW_CHUNKS, Blobs
 from restante.store.database import Database
+
+_WINDOW_BYTES = WINDOW_CHUNKS * CHUNK_BYTES
 
 
 class _Arriving:
@@ -94,6 +103,7 @@ class Intake:
         self.terms = terms
         self._file: _Arriving | None = None
         self._pending: list[Chunk] = []
+        self._pending_bytes = 0
         self._writing: asyncio.Task[None] | None = None
         self._total = 0
         self.files: list[NewUpload] = []
@@ -115,6 +125,8 @@ class Intake:
                 f"A request carries at most {MAX_FILES_PER_REQUEST} files.",
                 max=MAX_FILES_PER_REQUEST,
             )
+        if self.terms.keep:
+            await self.terms.claim.grow_to(len(self.files) + 1)
         self._file = _Arriving(clean_name(name), clean_mimetype(mimetype))
 
     async def write(self, piece: bytes) -> None:
@@ -126,10 +138,16 @@ class Intake:
         self._check_total()
         if file.size > MAX_FILE_BYTES:
             return  # counted to its end, so that the refusal can say how large it was
-        chunks = file.take(piece)
-        if self.terms.keep and chunks:
-            self._pending += chunks
-            if len(self._pending) >= WINDOW_CHUNKS:
+        await self._keep(file.take(piece))
+
+    async def _keep(self, chunks: Sequence[Chunk]) -> None:
+        """Hold chunks until a stretch of them is worth a statement."""
+        if not self.terms.keep:
+            return
+        for chunk in chunks:
+            self._pending.append(chunk)
+            self._pending_bytes += len(chunk.bytes)
+            if self._pending_bytes >= _WINDOW_BYTES:
                 await self._write_ahead()
 
     def _check_total(self) -> None:
@@ -156,16 +174,13 @@ class Intake:
                 size=file.size,
                 max=MAX_FILE_BYTES,
             )
-        if self.terms.keep:
-            self._pending += file.end()
+        await self._keep(file.end())
         self.files.append(file.finished())
 
     async def finish(self) -> Sequence[Chunk]:
         """All files have arrived; returns the chunks that the publishing statement is to carry."""
         if not self.files:
             raise UploadMalformed("The request holds no part named files.")
-        if len(self._pending) > WINDOW_CHUNKS:
-            await self._write_ahead()
         await self._written()
         return await self._blobs.put_last(self.workspace_id, self.terms.bucket, self._pending)
 
@@ -173,17 +188,20 @@ class Intake:
         """Nothing will be published: stop writing and give the room back."""
         if self._writing:
             self._writing.cancel()
-            await asyncio.wait({self._writing})
+            await asyncio.gather(self._writing, return_exceptions=True)
         if self.reservation:
             reservation, self.reservation = self.reservation, None
-            async with self._db.connection() as connection:
-                await quotas.release(connection, reservation.id)
+            # The sender is to hear why it was abandoned; what cannot be given back now is given
+            # back when it expires.
+            with suppress(RestanteError):
+                async with self._db.connection() as connection:
+                    await quotas.release(connection, reservation.id)
 
     async def _write_ahead(self) -> None:
         """Write what is pending while more arrives; at most one stretch is under way."""
         await self._reserve()
         await self._written()
-        chunks, self._pending = self._pending, []
+        chunks, self._pending, self._pending_bytes = self._pending, [], 0
         self._writing = asyncio.create_task(
             self._blobs.put(self.workspace_id, self.terms.bucket, chunks)
         )
@@ -207,4 +225,4 @@ class Intake:
                 frees_at = await quotas.workspace_frees_at(connection, self.workspace_id)
                 raise quota_rules.workspace_full(usage, self.terms.quota, frees_at)
         self.reservation = wanted
-        claim.is_reserved = True
+        claim.is_reserved()

@@ -16,6 +16,9 @@ from restante.store.database import Database
 log = structlog.get_logger()
 
 _UNKNOWN = "There is no such workspace."
+_NOT_YOURS = (
+    "Send the token that this workspace was given; a new one needs leave to register here."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,14 @@ class Registered:
     delivery_mode: rules.Mode
     auth_token: str | None = None
     inbound_secret: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A new token, and for a push workspace the secret that it is called with."""
+
+    auth_token: str
+    inbound_secret: str | None
 
 
 class Registry:
@@ -75,7 +86,7 @@ class Registry:
         if stored is None or (stored.status == "removed" and token and self.is_admin(token)):
             return await self._register_new(workspace_id, stored, changes, token)
         if token is None or not rules.opens(stored, token):
-            raise NotAuthenticated("This workspace is registered; send the token it was given.")
+            raise NotAuthenticated(_NOT_YOURS)
         return await self._renew(stored, changes)
 
     async def _register_new(
@@ -86,7 +97,7 @@ class Registry:
         token: str | None,
     ) -> Registered:
         if not self.may_register(token):
-            raise NotAuthenticated("Registering a workspace here needs a registration token.")
+            raise NotAuthenticated(_NOT_YOURS)
         details = rules.details_of(removed, changes)
         fresh, secret = rules.new_token(), rules.new_token()
         enter = workspaces.revive if removed else workspaces.insert
@@ -95,7 +106,7 @@ class Registry:
                 connection, workspace_id, details, rules.token_hash(fresh), secret
             )
         if not entered:
-            raise NotAuthenticated("This workspace is registered; send the token it was given.")
+            raise NotAuthenticated(_NOT_YOURS)
         log.info("workspace_registered", workspace=str(workspace_id), mode=details.delivery_mode)
         return Registered(
             details.delivery_mode, fresh, secret if details.delivery_mode == "push" else None
@@ -105,7 +116,10 @@ class Registry:
         details = rules.details_of(stored, changes)
         async with self._db.connection() as connection:
             await workspaces.update(connection, stored.id, details)
-        return Registered(details.delivery_mode)
+        becomes_push = details.delivery_mode == "push" and stored.delivery_mode != "push"
+        return Registered(
+            details.delivery_mode, inbound_secret=stored.inbound_secret if becomes_push else None
+        )
 
     async def change(self, workspace_id: WorkspaceId, changes: Changes) -> None:
         """The operator's changes; raises WorkspaceUnknown."""
@@ -132,12 +146,14 @@ class Registry:
                 raise WorkspaceUnknown(_UNKNOWN)
         log.info("workspace_removed", workspace=str(workspace_id))
 
-    async def reissue_token(self, workspace_id: WorkspaceId) -> str:
+    async def reissue_token(self, workspace_id: WorkspaceId) -> Issued:
         """Give the workspace a new token; the old one is worth nothing from now on."""
         fresh = rules.new_token()
         await self._set_token(workspace_id, rules.token_hash(fresh))
         log.info("token_reissued", workspace=str(workspace_id))
-        return fresh
+        workspace = await self.show(workspace_id)
+        is_push = workspace.delivery_mode == "push"
+        return Issued(fresh, workspace.inbound_secret if is_push else None)
 
     async def revoke_token(self, workspace_id: WorkspaceId) -> None:
         """Take the workspace's token away; it stays registered and gets what is sent to it."""

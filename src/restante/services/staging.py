@@ -107,12 +107,9 @@ class Staging:
 
     async def publish_in(self, tx: Tx, intake: Intake) -> None:
         """The same inside the caller's transaction, who calls `announce` after the commit."""
-        if (
-            await uploads.publish(tx, self._publication(intake, await intake.finish(), None))
-            is None
-        ):
-            await intake.abandon()
-            await self._repeat_or_refuse(intake, None)
+        publication = self._publication(intake, await intake.finish(), None)
+        if await uploads.publish(tx, publication) is None:
+            raise await self.full(tx, intake.workspace_id)
 
     def announce(self, intake: Intake) -> None:
         """After the commit: wake, count, and log."""

@@ -2,19 +2,19 @@
 Wakes those who wait for a feed to grow: in this process after the commit, in others by one notice.
 
 A waiter is told that something happened, never what: it reads the feed again.  So a notice may be
-lost, doubled or late, and nothing goes wrong but a delay.
+lost, doubled or late, and nothing goes wrong but a delay.  What is told on is a set of ids, so a
+notice that could not be given is given later, and the memory for it does not grow with the commits.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
+import secrets
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from uuid import UUID
 
 import structlog
 
 from restante.errors import RestanteError, TooManyAtOnce
-from restante.ids import WorkspaceId
+from restante.ids import WorkspaceId, as_uuid
 from restante.store import feed
 from restante.store.database import Database, Listener
 
@@ -22,8 +22,9 @@ log = structlog.get_logger()
 
 # How long notices are gathered: one per commit would cost most of the throughput.
 _GATHER_SECONDS = 0.01
+_TELL_AGAIN_SECONDS = 1.0
 _LISTEN_AGAIN_SECONDS = 1.0
-_IDS_PER_NOTICE = 200  # a notice may hold 8000 bytes, an id takes 33
+_IDS_PER_NOTICE = 200  # a notice may hold 8000 bytes, an id and its comma take 37
 _MAX_WAITERS = 100  # of one workspace, in one process
 
 
@@ -52,7 +53,8 @@ class Wakeups:
     def __init__(self, db: Database, listener: Listener) -> None:
         self._db = db
         self._listener = listener
-        self._waiters: defaultdict[WorkspaceId, set[Waiter]] = defaultdict(set)
+        self._name = secrets.token_hex(8)  # by which we know our own notices when we hear them
+        self._waiters: dict[WorkspaceId, set[Waiter]] = {}  # no entry is empty
         self._to_tell: set[WorkspaceId] = set()
         self._something_to_tell = asyncio.Event()
         self.stopping = False
@@ -60,17 +62,18 @@ class Wakeups:
     @asynccontextmanager
     async def waiting(self, workspace_id: WorkspaceId) -> AsyncIterator[Waiter]:
         """Be woken while inside; enter before reading the feed, so that nothing falls between."""
-        if len(self._waiters[workspace_id]) >= _MAX_WAITERS:
+        if len(self._waiters.get(workspace_id, ())) >= _MAX_WAITERS:
             raise TooManyAtOnce(
                 f"{_MAX_WAITERS} requests wait for this feed already; let one of them end first."
             )
         waiter = Waiter()
-        self._waiters[workspace_id].add(waiter)
+        together = self._waiters.setdefault(workspace_id, set())
+        together.add(waiter)
         try:
             yield waiter
         finally:
-            self._waiters[workspace_id].discard(waiter)
-            if not self._waiters[workspace_id]:
+            together.discard(waiter)
+            if not together:
                 del self._waiters[workspace_id]
 
     def grew(self, workspace_id: WorkspaceId) -> None:
@@ -97,18 +100,31 @@ class Wakeups:
         while True:
             await self._something_to_tell.wait()
             await asyncio.sleep(_GATHER_SECONDS)
-            self._something_to_tell.clear()
-            grown, self._to_tell = self._to_tell, set()
             try:
-                await self._notify(grown)
+                await self.tell_now()
             except RestanteError as error:
                 log.warning("notice_failed", reason=str(error))
+                await asyncio.sleep(_TELL_AGAIN_SECONDS)
+            except Exception:
+                log.exception("notice_failed")
+                await asyncio.sleep(_TELL_AGAIN_SECONDS)
 
-    async def _notify(self, grown: Iterable[WorkspaceId]) -> None:
-        ids = [workspace_id.hex for workspace_id in grown]
-        async with self._db.connection() as connection:
-            for start in range(0, len(ids), _IDS_PER_NOTICE):
-                await feed.notify(connection, ",".join(ids[start : start + _IDS_PER_NOTICE]))
+    async def tell_now(self) -> None:
+        """Tell what was gathered so far; what could not be told stays to be told."""
+        gathered = list(self._to_tell)
+        for start in range(0, len(gathered), _IDS_PER_NOTICE):
+            await self._notify(gathered[start : start + _IDS_PER_NOTICE])
+        if not self._to_tell:
+            self._something_to_tell.clear()
+
+    async def _notify(self, grown: Collection[WorkspaceId]) -> None:
+        self._to_tell.difference_update(grown)  # before the notice: what grows after it is new
+        try:
+            async with self._db.connection() as connection:
+                await feed.notify(connection, ",".join([self._name, *map(str, grown)]))
+        except BaseException:
+            self._to_tell.update(grown)
+            raise
 
     async def listen(self) -> None:
         """Hear the other processes, for ever; after a gap in hearing, everyone looks again."""
@@ -117,10 +133,19 @@ class Wakeups:
                 async with self._listener.listening(feed.CHANNEL, self._heard) as lost:
                     self._wake_all()
                     await lost.wait()
+                log.warning("listening_failed", reason="The connection was lost.")
             except RestanteError as error:
                 log.warning("listening_failed", reason=str(error))
+            except Exception:
+                log.exception("listening_failed")
             await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
 
     def _heard(self, payload: str) -> None:
-        for part in payload.split(","):
-            self._wake(WorkspaceId(UUID(hex=part)))
+        """Wake those that another process named; our own were woken at the commit."""
+        sender, *ids = payload.split(",")
+        if sender == self._name:
+            return
+        for part in ids:
+            workspace_id = as_uuid(part)  # anyone on this database may send nonsense
+            if workspace_id is not None:
+                self._wake(WorkspaceId(workspace_id))

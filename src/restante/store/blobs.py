@@ -7,6 +7,7 @@ Bytes are put before anything points at them, and found again through the upload
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
+from itertools import takewhile
 from typing import Protocol
 
 from restante.core.uploads import CHUNK_BYTES, Chunk, Upload
@@ -88,7 +89,8 @@ class PostgresBlobs:
             rows = await connection.fetch(
                 queries.read_chunks, upload.bucket, upload.workspace_id, upload.file_id, first, end
             )
-        return [row["bytes"] for row in rows]
+        unbroken = takewhile(lambda pair: pair[0] == pair[1]["seq"], enumerate(rows, first))
+        return [row["bytes"] for _, row in unbroken]
 
 
 def last_chunk_of(size: int) -> int:

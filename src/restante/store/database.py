@@ -174,7 +174,15 @@ def connection_options(statement_timeout_seconds: float) -> dict[str, Any]:
             "application_name": "restante",
             "search_path": SCHEMA,
             "statement_timeout": milliseconds,
+            # The statement of a process that was killed lets go of its locks soon.
+            "client_connection_check_interval": "2000",
             "idle_in_transaction_session_timeout": milliseconds,
+            # How the catalogue writes the bounds of leaves, whatever the database's own habits.
+            "timezone": "UTC",
+            "datestyle": "ISO",
+            # What we confirm is on disk, whatever the database does for others; the statements that
+            # nobody waits for say so themselves.
+            "synchronous_commit": "on",
         },
     }
 

@@ -61,6 +61,7 @@ async def create_ahead(
     """Create the leaves that the lead asks for; servers that do it at once take turns."""
     async with db.transaction() as tx:
         await tx.execute(queries.take_turns, table.name)
+        await tx.execute(queries.give_up_early)
         wanted = rules.missing(await spans_of(tx, table), now=now, width=width, lead=lead)
         for span in wanted:
             await _create(tx, table, span)

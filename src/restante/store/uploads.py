@@ -116,6 +116,13 @@ async def waiting(
     return [_upload(row) for row in rows]
 
 
+async def created_at(
+    connection: Tx, workspace_id: WorkspaceId, file_id: FileId
+) -> datetime | None:
+    """When an upload came, whatever its state; None if it is not, or no longer, there."""
+    return await connection.fetchval(queries.created_at, workspace_id, file_id)
+
+
 async def mark_fetched(
     connection: Tx, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
 ) -> None:
@@ -130,16 +137,25 @@ async def exists(
     return bool(await connection.fetchval(queries.find_upload, workspace_id, file_id, now))
 
 
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What was acknowledged, and whether nobody had done it before."""
+
+    first_time: bool
+    name: str
+    size: int
+
+
 async def acknowledge(
     connection: Tx, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
-) -> bool | None:
+) -> Acknowledged | None:
     """
     Note that the workspace has the file, and give its room back.
 
-    True the first time, False when it was acknowledged before (whose time stays), None if it is
-    gone.
+    When it was acknowledged before, that time stays.  None if it is gone.
     """
-    return await connection.fetchval(queries.acknowledge, workspace_id, file_id, now)
+    row = await connection.fetchrow(queries.acknowledge, workspace_id, file_id, now)
+    return Acknowledged(**dict(row)) if row else None
 
 
 async def sweep(connection: Tx, *, acked_before: datetime, expired_before: datetime) -> Swept:

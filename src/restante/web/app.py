@@ -1,12 +1,15 @@
 """Routes and middleware, assembled."""
 
+from functools import cache
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
 
 from restante.errors import RestanteError
-from restante.web import feed, health, messages, problems, uploads, workspaces
+from restante.web import docs, events, feed, health, messages, problems, uploads, workspaces
 from restante.web.context import Context
 from restante.web.observe import Observed
 
@@ -18,6 +21,8 @@ ROUTES = [
     Route("/health", health.health),
     Route("/ready", health.ready),
     Route("/metrics", health.metrics),
+    Route("/openapi.json", docs.document),
+    Route("/docs", docs.read),
     Route("/registry/register", workspaces.register, methods=["POST"]),
     Route("/registry/heartbeat", workspaces.heartbeat, methods=["POST"]),
     Route(_WORKSPACE, workspaces.change, methods=["PATCH"]),
@@ -26,6 +31,7 @@ ROUTES = [
     Route(_WORKSPACE + "/a2a", messages.send, methods=["POST"]),
     Route(_WORKSPACE + "/activity", feed.read),
     Route(_WORKSPACE + "/activity/ack", feed.acknowledge, methods=["POST"]),
+    Route(_WORKSPACE + "/events", events.stream),
     Route(_WORKSPACE + "/pending-uploads", uploads.waiting),
     Route(_FILE + "/content", uploads.content),
     Route(_FILE + "/ack", uploads.acknowledge, methods=["POST"]),
@@ -35,17 +41,37 @@ ROUTES = [
     Route(_ADMIN + "/token", workspaces.revoke_token, methods=["DELETE"]),
 ]
 
+SOCKETS = [WebSocketRoute(_WORKSPACE + "/ws", events.socket)]
+
+
+class _Application(Starlette):
+    """
+    Starlette that keeps a connection's transport at hand for those who must cut it.
+
+    Uvicorn's `send` is a method of the object that has it; middleware hides that from handlers.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server_side = getattr(send, "__self__", None)
+        scope[events.TRANSPORT] = getattr(server_side, "transport", None)
+        await super().__call__(scope, receive, send)
+
 
 def build(context: Context) -> Starlette:
     """The application; everything it needs is in the context."""
-    app = Starlette(
-        routes=ROUTES,
+    app = _Application(
+        routes=[*ROUTES, *SOCKETS],
         middleware=[Middleware(Observed, metrics=context.metrics)],
         exception_handlers={
             RestanteError: problems.on_restante_error,
             HTTPException: problems.on_http_exception,
-            Exception: problems.on_bug,
         },
     )
     app.state.context = context
+    app.state.reference = _reference()
     return app
+
+
+@cache
+def _reference() -> docs.Reference:
+    return docs.reference(ROUTES)

@@ -52,6 +52,7 @@ class Download(Response):
         self._delivery = delivery
         self._upload = upload
         self._range = wanted or whole
+        self._is_sent = False
         headers = file_headers(upload)
         headers["Content-Type"] = upload.mimetype or UNKNOWN_TYPE
         headers["Content-Length"] = str(self._range.length)
@@ -70,7 +71,8 @@ class Download(Response):
         leaving = asyncio.create_task(until_gone(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
+            # The end of an answer reads as a disconnect too; what follows it is still to be done.
+            if self._is_sent or sending.done():
                 await sending
         finally:
             for task in (sending, leaving):
@@ -81,6 +83,7 @@ class Download(Response):
         async for piece in self._delivery.read(self._upload, self._range.first, self._range.last):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._is_sent = True
         if self._range.last == self._upload.size - 1:
             await self._delivery.mark_fetched(self._upload)
 

@@ -12,7 +12,14 @@ from starlette.responses import Response
 from restante import wire
 from restante.core import feed as rules
 from restante.core.feed import Activity, Filter, Page
-from restante.errors import BadRequest
+from restante.errors import (
+    BadRequest,
+    CursorGone,
+    MessageTooLarge,
+    NotAuthenticated,
+    TooManyAtOnce,
+    WorkspaceUnknown,
+)
 from restante.ids import ActivityId, as_uuid
 from restante.services.feed import Query
 from restante.web import auth
@@ -29,9 +36,15 @@ class FeedQuery(msgspec.Struct, frozen=True):
 
     since_id: Annotated[
         str | None,
-        Meta(description="The id of the last row consumed; rows after it, oldest first."),
+        Meta(
+            description="The id of the last row consumed; rows after it, oldest first.",
+            extra_json_schema={"format": "uuid"},
+        ),
     ] = None
-    type: Annotated[str | None, Meta(description="Only rows of this activity_type.")] = None
+    type: Annotated[
+        Annotated[str, Meta(pattern="^[^\\x00]*$")] | None,
+        Meta(description="Only rows of this activity_type."),
+    ] = None
     source: Annotated[
         Literal["canvas", "agent"] | None, Meta(description="Only rows from the canvas, or not.")
     ] = None
@@ -39,7 +52,9 @@ class FeedQuery(msgspec.Struct, frozen=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Only rows this recent, at most 30 days."),
     ] = None
-    limit: Annotated[int, Meta(ge=1, le=rules.MAX_PAGE)] = rules.DEFAULT_PAGE
+    limit: Annotated[int, Meta(ge=1, le=rules.MAX_PAGE, description="How many at most.")] = (
+        rules.DEFAULT_PAGE
+    )
     wait: Annotated[
         float,
         Meta(ge=0, le=rules.LONGEST_WAIT_SECONDS, description="Seconds to wait for a first row."),
@@ -50,8 +65,15 @@ class FeedQuery(msgspec.Struct, frozen=True):
     summary="Read the feed: newest first, or after a row, oldest first.",
     caller="workspace or admin",
     query=FeedQuery,
+    details="With `wait` the answer is held back until a row arrives or the time is over; an empty "
+    "array then means that there was none. After a 410 start over without `since_id`.",
     answers={200: list[wire.ActivityRow]},
-    refusals=(400, 401, 404, 410, 429),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, CursorGone, TooManyAtOnce),
+    gives={
+        wire.LOWEST_SEQ: "The lowest seq that is still kept; rows below it are gone.",
+        wire.LATEST_SEQ: "The seq of the newest row; 0 if there was never one.",
+        wire.ACKED_SEQ: "How far the workspace has said that it handled the feed.",
+    },
 )
 async def read(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
@@ -134,7 +156,7 @@ def _headers(page: Page) -> dict[str, str]:
     caller="workspace",
     body=wire.FeedAck,
     answers={200: wire.FeedAcked},
-    refusals=(400, 401, 413),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, MessageTooLarge),
 )
 async def acknowledge(request: Request) -> Response:
     workspace = await auth.owner(request)

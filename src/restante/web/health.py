@@ -3,22 +3,39 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from restante import wire
+from restante.errors import NotReady
 from restante.runtime.metrics import CONTENT_TYPE
 from restante.web.context import context
+from restante.web.operations import operation
 from restante.web.problems import json_response
 
 
+@operation(
+    summary="Whether the process runs and its event loop turns.",
+    caller="anyone",
+    answers={200: wire.Alive},
+)
 async def health(_request: Request) -> Response:
-    """The process runs and its event loop turns."""
-    return json_response({"status": "alive"})
+    return json_response(wire.Alive("alive"))
 
 
+@operation(
+    summary="Whether the database is reachable and migrated.",
+    caller="anyone",
+    details="Decides where requests go; a server that is not ready need not be restarted.",
+    answers={200: wire.Ready},
+    refusals=(NotReady,),
+)
 async def ready(request: Request) -> Response:
-    """The database is reachable and migrated; 503 with the reason otherwise."""
     await context(request).readiness.check()
-    return json_response({"status": "ready"})
+    return json_response(wire.Ready("ready"))
 
 
+@operation(
+    summary="Every metric as Prometheus text.",
+    caller="anyone",
+    answers={200: CONTENT_TYPE},
+)
 async def metrics(request: Request) -> Response:
-    """Every metric as Prometheus text."""
     return Response(context(request).metrics.page(), media_type=CONTENT_TYPE)

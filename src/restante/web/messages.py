@@ -9,7 +9,16 @@ from starlette.responses import Response
 from restante import wire
 from restante.core.feed import NewActivity, with_kinds
 from restante.core.workspaces import clean_label
-from restante.errors import BadRequest
+from restante.errors import (
+    AddressRefused,
+    BadRequest,
+    MessageTooLarge,
+    NotAuthenticated,
+    TooManyMessages,
+    WorkspaceHasNoCallback,
+    WorkspaceUnknown,
+    WorkspaceUnreachable,
+)
 from restante.web import auth, push
 from restante.web.context import context
 from restante.web.operations import operation, read_limited
@@ -20,8 +29,20 @@ from restante.web.problems import json_response
     summary="Send a message to a workspace, as JSON-RPC 2.0.",
     caller="any workspace or admin",
     body=wire.Message,
+    details="In poll mode the message becomes a row of the workspace's feed; a message part that "
+    "names its kind `type` is stored with `kind`. In push mode it is handed to the workspace, and "
+    "the workspace's own answer comes back with its status.",
     answers={200: wire.Queued},
-    refusals=(400, 401, 404, 413, 422, 429, 502),
+    refusals=(
+        BadRequest,
+        NotAuthenticated,
+        WorkspaceUnknown,
+        MessageTooLarge,
+        WorkspaceHasNoCallback,
+        TooManyMessages,
+        WorkspaceUnreachable,
+        AddressRefused,
+    ),
     headers={wire.CALLER_ID: "The sender's workspace; must be the one the token belongs to."},
 )
 async def send(request: Request) -> Response:

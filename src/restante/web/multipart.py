@@ -73,6 +73,7 @@ async def _events(
     request: Request, parser: PushMultipartParser
 ) -> AsyncIterator[MultipartSegment | bytes | None]:
     received = 0
+    request.state.body_has_begun = True
     async for piece in request.stream():
         received += len(piece)
         if received > MAX_BODY_BYTES:
@@ -105,17 +106,29 @@ def _malformed(error: Exception) -> UploadMalformed:
     return UploadMalformed(f"The multipart body is broken: {str(error).lower().rstrip('.')}.")
 
 
-async def drain(request: Request) -> None:
-    """Read on for a moment: a sender that is cut off while sending never sees its refusal."""
-    if request.headers.get("expect", "").lower() == "100-continue":
-        return
+async def drain(request: Request) -> bool:
+    """
+    Read on for a moment: a sender that is cut off while sending never sees its refusal.
+
+    Returns whether the body has ended; one that has not must not be read on for ever.
+    """
+    if _waits_to_be_asked(request):
+        return False
     read = 0
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):
-            while read < _DRAIN_BYTES:
-                message = await request.receive()
-                read += len(message.get("body", b""))
-                if message["type"] == "http.disconnect" or not message.get("more_body"):
-                    return
+            async for piece in request.stream():  # goes on where it was left
+                read += len(piece)
+                if read > _DRAIN_BYTES:
+                    return False
     except TimeoutError:
-        return
+        return False
+    except RuntimeError:  # how a stream says that it had ended before
+        return True
+    return True
+
+
+def _waits_to_be_asked(request: Request) -> bool:
+    """Whether the sender sends its body only when we begin to read it, and we have not."""
+    expected = request.headers.get("expect", "").lower() == "100-continue"
+    return expected and not getattr(request.state, "body_has_begun", False)

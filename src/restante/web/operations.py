@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from restante.errors import BadRequest, MessageTooLarge
+from restante.errors import BadRequest, MessageTooLarge, RestanteError
 
 Handler = Callable[[Request], Awaitable[Response]]
 Caller = Literal["anyone", "workspace", "workspace or admin", "any workspace or admin", "admin"]
@@ -26,14 +26,18 @@ class Operation:
 
     summary: str
     caller: Caller
+    details: str = ""  # what a caller should know beyond the summary
+    heeds_token: bool = False  # anyone may call, and a token says who does
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
     files: bool = False  # the body is multipart with parts named `files`
     answers: Mapping[int, Any] = field(
         default_factory=dict[int, Any]
-    )  # status to type or media type
-    refusals: Sequence[int] = ()
+    )  # status to type, media type, or None where there is no body
+    # What is refused and why; a bare status stands for every error that has it.
+    refusals: Sequence[int | type[RestanteError]] = ()
     headers: Mapping[str, str] = field(default_factory=dict[str, str])  # request headers it heeds
+    gives: Mapping[str, str] = field(default_factory=dict[str, str])  # headers of its answers
 
 
 _described: dict[Handler, Operation] = {}
@@ -82,12 +86,17 @@ def _decoded(body: bytes, shape: type[T]) -> T:
 
 def query_of(request: Request, shape: type[T]) -> T:
     """Decode the query; parameters we do not know are not our business."""
-    known = {f.encode_name for f in msgspec.structs.fields(shape)}
+    known = {f.encode_name: f.name for f in msgspec.structs.fields(shape)}
     given = {name: value for name, value in request.query_params.items() if name in known}
     try:
-        return msgspec.convert(given, shape, strict=False)
+        found = msgspec.convert(given, shape, strict=False)
     except msgspec.ValidationError as error:
         raise BadRequest(_sentence(str(error))) from error
+    for name in given:
+        # The text "null" was read as if nothing had been sent, which would drop a filter or cursor.
+        if getattr(found, known[name]) is None:
+            raise BadRequest(f"{name} is wrong: leave it out instead of sending null.")
+    return found
 
 
 def _sentence(problem: str) -> str:

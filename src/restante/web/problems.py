@@ -7,6 +7,7 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from restante import errors
 from restante.errors import RestanteError
@@ -79,7 +80,7 @@ def _headers(error: RestanteError) -> dict[str, str]:
     return headers
 
 
-async def on_http_exception(_request: Request, error: Exception) -> Response:
+async def on_http_exception(request: Request, error: Exception) -> Response:
     """What the router refuses by itself, in the same shape as everything else."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this type
     status = error.status_code
@@ -87,7 +88,22 @@ async def on_http_exception(_request: Request, error: Exception) -> Response:
         "error": _HTTP_SENTENCES.get(status, error.detail),
         "code": _HTTP_CODES.get(status, "bad_request"),
     }
-    return json_response(body, status, error.headers)
+    headers = dict(error.headers or {})
+    if status == 405:
+        headers["Allow"] = _allowed(request)
+    return json_response(body, status, headers)
+
+
+def _allowed(request: Request) -> str:
+    """Every method of the address; the router knows only those of the first route that has it."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    found = {
+        method
+        for route in routes
+        if route.path_regex.match(request.url.path)
+        for method in route.methods or ()
+    }
+    return ", ".join(sorted(found))
 
 
 async def on_bug(_request: Request, error: Exception) -> Response:

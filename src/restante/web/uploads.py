@@ -11,26 +11,69 @@ from starlette.responses import Response
 
 from restante import wire
 from restante.core.ranges import matches_tag, wanted_range
-from restante.core.uploads import MAX_REQUEST_BYTES, Upload, pending_uri
+from restante.core.uploads import (
+    MAX_FILE_BYTES,
+    MAX_FILES_PER_REQUEST,
+    MAX_REQUEST_BYTES,
+    Upload,
+    pending_uri,
+)
 from restante.core.workspaces import Workspace
-from restante.errors import BadRequest, RestanteError, WorkspaceHasNoCallback
+from restante.errors import (
+    AddressRefused,
+    BadRequest,
+    FileTooLarge,
+    KeyReused,
+    NotAuthenticated,
+    QuotaTooSmall,
+    RangeNotSatisfiable,
+    RequestTooLarge,
+    RestanteError,
+    ServerFull,
+    TooManyFiles,
+    UploadGone,
+    UploadMalformed,
+    UploadTooSlow,
+    WorkspaceFull,
+    WorkspaceHasNoCallback,
+    WorkspaceUnknown,
+    WorkspaceUnreachable,
+)
 from restante.web import auth, multipart, push
 from restante.web.context import context
 from restante.web.downloads import Download, entity_tag, file_headers
 from restante.web.operations import operation, query_of
-from restante.web.problems import json_response
+from restante.web.problems import json_response, on_restante_error
 
 log = structlog.get_logger()
-
-_MAX_KEY = 255
 
 
 @operation(
     summary="Send files to a workspace.",
     caller="workspace or admin",
     files=True,
+    details="All of the files are stored and announced, or none. "
+    f"A file may have {MAX_FILE_BYTES} bytes, a request {MAX_REQUEST_BYTES} bytes "
+    f"in {MAX_FILES_PER_REQUEST} files. In push mode the body is handed to the workspace as it "
+    "arrives, and the workspace's own answer comes back with its status.",
     answers={200: wire.UploadAnswer},
-    refusals=(400, 401, 404, 408, 413, 422, 429, 502, 507),
+    refusals=(
+        BadRequest,
+        UploadMalformed,
+        TooManyFiles,
+        NotAuthenticated,
+        WorkspaceUnknown,
+        UploadTooSlow,
+        FileTooLarge,
+        RequestTooLarge,
+        QuotaTooSmall,
+        WorkspaceHasNoCallback,
+        KeyReused,
+        WorkspaceFull,
+        WorkspaceUnreachable,
+        AddressRefused,
+        ServerFull,
+    ),
     headers={wire.IDEMPOTENCY_KEY: "Makes a repeated request return the first answer."},
 )
 async def upload(request: Request) -> Response:
@@ -38,15 +81,22 @@ async def upload(request: Request) -> Response:
     here = context(request)
     if workspace.delivery_mode == "push" and workspace.url:
         return await push.upload(request, workspace)
-    if workspace.delivery_mode == "push" or not here.staging_enabled:
-        raise WorkspaceHasNoCallback("workspace has no callback URL")
     try:
+        if workspace.delivery_mode == "push" or not here.staging_enabled:
+            raise WorkspaceHasNoCallback("workspace has no callback URL")
         answer = await _stage(request, workspace)
     except RestanteError as refusal:
         log.info("upload_refused", workspace=str(workspace.id), code=refusal.code, **refusal.facts)
-        await multipart.drain(request)
-        raise
+        return await _refused(request, refusal)
     return Response(answer, media_type="application/json")
+
+
+async def _refused(request: Request, refusal: RestanteError) -> Response:
+    """The refusal; a body that does not end, or comes too slowly, ends with its connection."""
+    answer = await on_restante_error(request, refusal)
+    if isinstance(refusal, UploadTooSlow) or not await multipart.drain(request):
+        answer.headers["Connection"] = "close"
+    return answer
 
 
 async def _stage(request: Request, workspace: Workspace) -> bytes:
@@ -65,16 +115,17 @@ async def _stage(request: Request, workspace: Workspace) -> bytes:
 
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get(wire.IDEMPOTENCY_KEY)
-    if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
-        raise BadRequest(f"{wire.IDEMPOTENCY_KEY} must have 1 to {_MAX_KEY} printable characters.")
+    longest = wire.MAX_IDEMPOTENCY_KEY
+    if key is not None and not (0 < len(key) <= longest and key.isascii() and key.isprintable()):
+        raise BadRequest(f"{wire.IDEMPOTENCY_KEY} must have 1 to {longest} printable characters.")
     return key
 
 
 class WaitingQuery(msgspec.Struct, frozen=True):
     """Where a page of waiting files begins, and how long it is."""
 
-    after: UUID | None = None
-    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+    after: Annotated[UUID | None, Meta(description="The `next_after` of the page before.")] = None
+    limit: Annotated[int, Meta(ge=1, le=500, description="How many at most.")] = 100
 
 
 @operation(
@@ -82,7 +133,7 @@ class WaitingQuery(msgspec.Struct, frozen=True):
     caller="workspace or admin",
     query=WaitingQuery,
     answers={200: wire.PendingUploads},
-    refusals=(400, 401, 404),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, UploadGone),
 )
 async def waiting(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
@@ -111,8 +162,16 @@ def _pending(upload: Upload) -> wire.PendingUpload:
 @operation(
     summary="Fetch a file; repeatable until it is acknowledged.",
     caller="workspace",
-    answers={200: "application/octet-stream", 206: "application/octet-stream", 304: None},
-    refusals=(400, 401, 404, 416),
+    details="The Content-Type is the file's own. A range that is not understood, or several at "
+    "once, are answered with the whole file.",
+    answers={200: "*/*", 206: "*/*", 304: None},
+    refusals=(BadRequest, NotAuthenticated, UploadGone, RangeNotSatisfiable),
+    gives={
+        "ETag": "The SHA-256 of the whole file, as hex in quotes.",
+        "Repr-Digest": "The SHA-256 of the whole file, as `sha-256=:<base64>:`.",
+        "Accept-Ranges": "`bytes`.",
+        "Content-Disposition": "An attachment with the file's name.",
+    },
     headers={
         "Range": "One byte range, to go on after an interruption.",
         "If-Range": "Heed the range only if the file is still this one.",
@@ -128,7 +187,7 @@ async def content(request: Request) -> Response:
     if matches_tag(headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=file_headers(upload))
     range_header = headers.get("range")
-    if "if-range" in headers and headers["if-range"] != tag:
+    if request.method != "GET" or headers.get("if-range", tag) != tag:
         range_header = None
     wanted = wanted_range(range_header, upload.size)
     return Download(delivery, upload, wanted)
@@ -137,8 +196,10 @@ async def content(request: Request) -> Response:
 @operation(
     summary="Acknowledge a file: the workspace has it.",
     caller="workspace",
+    details="The first acknowledgement counts; repeating it changes nothing. The content is gone "
+    "from then on.",
     answers={200: wire.Acked},
-    refusals=(400, 401, 404),
+    refusals=(BadRequest, NotAuthenticated, UploadGone),
 )
 async def acknowledge(request: Request) -> Response:
     file_id = auth.file_id(request)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from restante import wire
 from restante.core.workspaces import Changes, Workspace, clean_label, opens
-from restante.errors import BadRequest, NotAuthenticated
+from restante.errors import BadRequest, MessageTooLarge, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId
 from restante.web import auth
 from restante.web.context import context
@@ -21,9 +21,13 @@ from restante.web.problems import json_response
 @operation(
     summary="Register a workspace, or renew what it says about itself.",
     caller="anyone",
+    heeds_token=True,
+    details="The first registration of an id answers with its token, once. Later ones must carry "
+    "that token, and what they do not send stays as it was. Whether a new id needs the server's "
+    "registration token or the admin's is the operator's choice.",
     body=wire.Registration,
     answers={200: wire.Registered},
-    refusals=(400, 401, 413),
+    refusals=(BadRequest, NotAuthenticated, MessageTooLarge),
 )
 async def register(request: Request) -> Response:
     sent = await json_body(request, wire.Registration)
@@ -49,7 +53,7 @@ async def register(request: Request) -> Response:
     caller="workspace",
     body=wire.Heartbeat,
     answers={200: wire.Status},
-    refusals=(400, 401, 413),
+    refusals=(BadRequest, NotAuthenticated, MessageTooLarge),
 )
 async def heartbeat(request: Request) -> Response:
     sent = await json_body(request, wire.Heartbeat)
@@ -65,8 +69,9 @@ async def heartbeat(request: Request) -> Response:
     summary="Change a workspace.",
     caller="admin",
     body=wire.WorkspaceChanges,
+    details="What is not sent stays as it was.",
     answers={200: wire.Status},
-    refusals=(400, 401, 404, 413),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, MessageTooLarge),
 )
 async def change(request: Request) -> Response:
     auth.admin(request)
@@ -85,7 +90,9 @@ async def change(request: Request) -> Response:
 class Removal(msgspec.Struct, frozen=True):
     """Removing takes a word of confirmation."""
 
-    confirm: bool = False
+    confirm: Annotated[
+        bool, Meta(description="Must be true.", extra_json_schema={"const": True})
+    ] = False
 
 
 @operation(
@@ -93,7 +100,7 @@ class Removal(msgspec.Struct, frozen=True):
     caller="workspace or admin",
     query=Removal,
     answers={200: wire.Status},
-    refusals=(400, 401, 404),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown),
 )
 async def remove(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
@@ -106,8 +113,8 @@ async def remove(request: Request) -> Response:
 class WorkspaceQuery(msgspec.Struct, frozen=True):
     """Where a page of workspaces begins, and how long it is."""
 
-    after: UUID = UUID(int=0)
-    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+    after: Annotated[UUID, Meta(description="The `next_after` of the page before.")] = UUID(int=0)
+    limit: Annotated[int, Meta(ge=1, le=500, description="How many at most.")] = 100
 
 
 @operation(
@@ -115,7 +122,7 @@ class WorkspaceQuery(msgspec.Struct, frozen=True):
     caller="admin",
     query=WorkspaceQuery,
     answers={200: wire.WorkspacePage},
-    refusals=(400, 401),
+    refusals=(BadRequest, NotAuthenticated),
 )
 async def page(request: Request) -> Response:
     auth.admin(request)
@@ -129,7 +136,7 @@ async def page(request: Request) -> Response:
     summary="Show a workspace.",
     caller="admin",
     answers={200: wire.WorkspaceView},
-    refusals=(400, 401, 404),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown),
 )
 async def show(request: Request) -> Response:
     auth.admin(request)
@@ -140,19 +147,20 @@ async def show(request: Request) -> Response:
     summary="Give a workspace a new token; the old one is worth nothing from then on.",
     caller="admin",
     answers={200: wire.IssuedToken},
-    refusals=(400, 401, 404),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown),
 )
 async def reissue_token(request: Request) -> Response:
     auth.admin(request)
-    token = await context(request).registry.reissue_token(auth.workspace_id(request))
-    return json_response(wire.IssuedToken(token))
+    issued = await context(request).registry.reissue_token(auth.workspace_id(request))
+    return json_response(wire.IssuedToken(issued.auth_token, issued.inbound_secret))
 
 
 @operation(
     summary="Revoke a workspace's token.",
+    details="It stays registered, and files and messages still wait for it.",
     caller="admin",
     answers={200: wire.Status},
-    refusals=(400, 401, 404),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown),
 )
 async def revoke_token(request: Request) -> Response:
     auth.admin(request)

@@ -38,7 +38,7 @@ create table uploads (
     file_id      uuid        not null,
     bucket       timestamptz not null,
     name         text        not null check (name ~ '^[A-Za-z0-9._-]{1,100}$' and name not in ('.', '..')),
-    mimetype     text        not null check (length(mimetype) <= 255),
+    mimetype     text        not null check (length(mimetype) <= 4224),
     size         bigint      not null check (size between 1 and 26214400),
     sha256       bytea       not null check (octet_length(sha256) = 32),
     created_at   timestamptz not null,

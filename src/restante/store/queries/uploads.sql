@@ -14,10 +14,13 @@ select $1, $2, piece.file_id, piece.seq, piece.bytes
 with remembered as (
     insert into answers (workspace_id, idempotency_key, fingerprint, answer, expires_at)
     select $1, $2, $3, $4, $5 where $2::text is not null
-        on conflict do nothing
+        on conflict (workspace_id, idempotency_key) do update
+       set fingerprint = excluded.fingerprint, answer = excluded.answer,
+           expires_at = excluded.expires_at
+     where answers.expires_at <= $12
     returning true
 ), promised as (
-    select bytes, files from reservations where id = $6
+    select bytes, files from reservations where id = $6 for update
 ), room as (
     update feeds
        set last_seq = last_seq + $7::int,
@@ -72,6 +75,10 @@ select workspace_id, file_id, bucket, name, mimetype, size, sha256,
  order by created_at, file_id
  limit $5;
 
+-- name: created_at
+-- In any state: a reader of the list may have acknowledged the file that its page ended with.
+select created_at from uploads where workspace_id = $1 and file_id = $2;
+
 -- name: read_chunks
 select seq, bytes from chunks
  where bucket = $1 and workspace_id = $2 and file_id = $3 and seq between $4 and $5
@@ -92,7 +99,7 @@ select true from uploads
 -- One statement, so that a retry cannot fall between a check and a write.  The first time stays; only
 -- the first gives the room back.
 with before as (
-    select acked_at, size from uploads
+    select acked_at, name, size from uploads
      where workspace_id = $1 and file_id = $2 and (acked_at is not null or expires_at > $3)
        for update
 ), acked as (
@@ -106,20 +113,24 @@ with before as (
       from acked
      where workspace_id = $1
 )
-select exists (select from acked) as first_time from before;
+select exists (select from acked) as first_time, name, size from before;
 
 -- name: sweep
 -- Bounded: a backlog of millions must not hold locks for minutes; a row that somebody holds is left
 -- for the next pass.  Expired ones give their room back, in the order of the workspaces so that two
 -- sweepers cannot wait for each other.
-with due as (
-    (select workspace_id, file_id from uploads
-      where acked_at is not null and acked_at < $1
-      order by acked_at limit $3 for update skip locked)
+with acknowledged as (
+    select workspace_id, file_id from uploads
+     where acked_at is not null and acked_at < $1
+     order by acked_at limit $3 for update skip locked
+), expired as (
+    select workspace_id, file_id from uploads
+     where acked_at is null and expires_at < $2
+     order by expires_at limit $3 for update skip locked
+), due as (
+    select workspace_id, file_id from acknowledged
     union all
-    (select workspace_id, file_id from uploads
-      where acked_at is null and expires_at < $2
-      order by expires_at limit $3 for update skip locked)
+    select workspace_id, file_id from expired
 ), gone as (
     delete from uploads using due
      where uploads.workspace_id = due.workspace_id and uploads.file_id = due.file_id

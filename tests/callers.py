@@ -1,0 +1,275 @@
+"""Those who call a server in the tests: workspaces with their tokens, and sockets without manners."""
+
+import asyncio
+import hashlib
+import io
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from multidict import CIMultiDict
+from sites import ADMIN_TOKEN, Site
+
+BOUNDARY = "the-boundary-of-the-tests"
+FORM = f"multipart/form-data; boundary={BOUNDARY}"
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+ADMIN = bearer(ADMIN_TOKEN)
+
+
+class Answer(NamedTuple):
+    """All of an answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+async def ask(site: Site, method: str, path: str, **options: Any) -> Answer:
+    """One request and its whole answer."""
+    async with site.http.request(method, path, **options) as answer:
+        return Answer(answer.status, CIMultiDict(answer.headers), await answer.read())
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a form, exactly as it is to be sent."""
+
+    content: bytes = b"hello"
+    name: str | None = "a.txt"
+    mimetype: str | None = "text/plain"
+    field: str = "files"
+    headers: Sequence[bytes] = ()  # instead of those that follow from the above
+
+    def lines(self) -> list[bytes]:
+        if self.headers:
+            return list(self.headers)
+        named = "" if self.name is None else f'; filename="{self.name}"'
+        lines = [f'Content-Disposition: form-data; name="{self.field}"{named}'.encode()]
+        if self.mimetype is not None:
+            lines.append(f"Content-Type: {self.mimetype}".encode())
+        return lines
+
+
+def form(*parts: Part, closed: bool = True) -> bytes:
+    """A multipart body."""
+    delimiter = b"--" + BOUNDARY.encode()
+    pieces: list[bytes] = []
+    for part in parts:
+        pieces += [delimiter, b"\r\n", b"\r\n".join(part.lines()), b"\r\n\r\n", part.content]
+        pieces.append(b"\r\n")
+    if closed:
+        pieces += [delimiter, b"--\r\n"]
+    return b"".join(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A registered workspace and what it can do."""
+
+    site: Site
+    id: str
+    token: str
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def path(self) -> str:
+        return f"/workspaces/{self.id}"
+
+    async def ask(self, method: str, path: str, **options: Any) -> Answer:
+        """A request below the workspace's own address, with its own token."""
+        headers = {**bearer(self.token), **options.pop("headers", {})}
+        return await ask(self.site, method, self.path + path, headers=headers, **options)
+
+    async def send(self, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
+        """Upload a body as it is."""
+        headers = {"Content-Type": FORM, **(headers or {})}
+        return await self.ask("POST", "/chat/uploads", data=io.BytesIO(body), headers=headers)
+
+    async def upload(self, *parts: Part, **headers: str) -> Answer:
+        """Upload parts; a header's name is written with _ for -."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.send(form(*parts), named)
+
+    async def staged(self, *parts: Part) -> list[str]:
+        """Upload parts that must be accepted; their file ids."""
+        answer = await self.upload(*(parts or [Part()]))
+        assert answer.status == 200, answer.body
+        return [file["uri"].rpartition("/")[2] for file in answer.json["files"]]
+
+    async def feed(self, **query: Any) -> list[dict[str, Any]]:
+        """The rows of the feed."""
+        answer = await self.read_feed(**query)
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    async def read_feed(self, **query: Any) -> Answer:
+        params = {name: str(value) for name, value in query.items()}
+        return await self.ask("GET", "/activity", params=params)
+
+    async def fetch(self, file_id: str, method: str = "GET", **headers: str) -> Answer:
+        """The content; a header's name is written with _ for -."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.ask(method, f"/pending-uploads/{file_id}/content", headers=named)
+
+    async def ack(self, file_id: str) -> Answer:
+        return await self.ask("POST", f"/pending-uploads/{file_id}/ack")
+
+    async def waiting(self, **query: Any) -> Answer:
+        params = {name: str(value) for name, value in query.items()}
+        return await self.ask("GET", "/pending-uploads", params=params)
+
+    async def message(self, body: Mapping[str, Any], *, to: "Caller", **headers: str) -> Answer:
+        """Send a message to another workspace in this one's name."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await ask(
+            self.site,
+            "POST",
+            f"{to.path}/a2a",
+            json=body,
+            headers={**bearer(self.token), **named},
+        )
+
+
+async def register(site: Site, *, headers: Mapping[str, str] | None = None, **body: Any) -> Answer:
+    """Register; a poll workspace with a fresh id unless told otherwise."""
+    given = {"id": str(uuid4()), "delivery_mode": "poll", "agent_card": {"name": "tester"}}
+    sent = {name: value for name, value in (given | body).items() if value is not ...}
+    return await ask(site, "POST", "/registry/register", json=sent, headers=headers)
+
+
+async def registered(site: Site, **body: Any) -> Caller:
+    """A new workspace."""
+    workspace_id = body.setdefault("id", str(uuid4()))
+    answer = await register(site, headers=ADMIN, **body)
+    assert answer.status == 200, answer.body
+    return Caller(site, workspace_id, answer.json["auth_token"])
+
+
+def pattern(size: int, seed: int = 0) -> bytes:
+    """Bytes in which a missing, doubled or moved stretch shows."""
+    block = b"".join(hashlib.sha256(f"{seed}.{n}".encode()).digest() for n in range(33))
+    return (block * (size // len(block) + 1))[:size]
+
+
+async def everything(connection: Any, workspace_id: str | None = None) -> dict[str, Any]:
+    """All that is stored, or all that concerns one workspace; unreachable chunks do not count."""
+    tables = {
+        "uploads": "select * from uploads {where} order by workspace_id, file_id",
+        "feed": "select * from feed {where} order by workspace_id, seq",
+        "feeds": "select * from feeds {where} order by workspace_id",
+        "answers": "select * from answers {where} order by workspace_id, idempotency_key",
+        "reservations": "select * from reservations {where} order by id",
+        "chunks": "select workspace_id, file_id, seq, md5(bytes) from chunks "
+        "join uploads using (bucket, workspace_id, file_id) {where} "
+        "order by workspace_id, file_id, seq",
+        "workspaces": "select * from workspaces {own} order by id",
+    }
+    where = f"where workspace_id = '{workspace_id}'" if workspace_id else ""
+    own = f"where id = '{workspace_id}'" if workspace_id else ""
+    return {
+        name: [tuple(row) for row in await connection.fetch(query.format(where=where, own=own))]
+        for name, query in tables.items()
+    }
+
+
+class Wire:
+    """A socket to the server, for what a polite client would never send."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        """Send; raises ConnectionError once the server has closed."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def half_close(self) -> None:
+        """Nothing more will be sent."""
+        self._writer.write_eof()
+
+    async def head(self) -> Answer:
+        """Read the head of an answer; interim answers are read over."""
+        while True:
+            lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            status = int(lines[0].split(" ")[1])
+            if status >= 200:
+                break
+        headers = CIMultiDict(line.split(": ", 1) for line in lines[1:] if line)
+        return Answer(status, headers, b"")
+
+    async def answer(self) -> Answer:
+        """Read a whole answer."""
+        head = await self.head()
+        size = int(head.headers["Content-Length"])
+        return head._replace(body=await self._reader.readexactly(size))
+
+    async def read(self, size: int) -> bytes:
+        return await self._reader.readexactly(size)
+
+    async def rest(self) -> bytes:
+        """Everything until the server closes the connection."""
+        return await self._reader.read()
+
+    async def is_closed(self) -> bool:
+        """Read over everything until the server closes the connection."""
+        with suppress(ConnectionError):
+            while await self._reader.read(65536):
+                pass
+        return True
+
+    def close(self) -> None:
+        """Go away without a word."""
+        self._writer.transport.abort()
+
+
+@asynccontextmanager
+async def wire_to(server: Site | str) -> AsyncIterator[Wire]:
+    """A connection of one's own to a site, or to an address."""
+    where = urlsplit(server if isinstance(server, str) else server.url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    try:
+        async with asyncio.timeout(20):
+            yield Wire(reader, writer)
+    finally:
+        writer.close()
+
+
+def request_head(
+    method: str, path: str, *, token: str = "", length: int | None = None, lines: Sequence[str] = ()
+) -> bytes:
+    """The head of a request; further lines as they are."""
+    head = [f"{method} {path} HTTP/1.1", "Host: restante"]
+    if token:
+        head.append(f"Authorization: Bearer {token}")
+    if length is not None:
+        head.append(f"Content-Length: {length}")
+    return "\r\n".join([*head, *lines, "", ""]).encode("latin-1")
+
+
+def upload_head(
+    caller: Caller, length: int | None = None, *, lines: Sequence[str] = (f"Content-Type: {FORM}",)
+) -> bytes:
+    """The head of an upload; chunked if no length is given."""
+    if length is None:
+        lines = [*lines, "Transfer-Encoding: chunked"]
+    path = f"{caller.path}/chat/uploads"
+    return request_head("POST", path, token=caller.token, length=length, lines=lines)
+
+
+def chunked(data: bytes) -> bytes:
+    """One piece of a chunked body."""
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"

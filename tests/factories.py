@@ -1,0 +1,156 @@
+"""Workspaces, files and what publishes them: valid unless a test says otherwise."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from waiting import until
+
+from restante.core.feed import NewActivity, announcement
+from restante.core.quotas import Quota, Reservation
+from restante.core.uploads import Chunk, NewUpload, bucket_of
+from restante.core.workspaces import Details
+from restante.ids import FileId, WorkspaceId, new_file_id
+from restante.services.capacity import Capacity
+from restante.services.delivery import Delivery
+from restante.services.staging import Policy, Staging
+from restante.services.wakeups import Wakeups
+from restante.store import uploads, workspaces
+from restante.store.blobs import PostgresBlobs
+from restante.store.database import Database, Listener, Tx
+from restante.store.uploads import Answer, Publication
+
+# The leaves lie around the real time, because the ids of feed rows do.
+NOW = datetime.now(UTC)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+ROOMY = Quota(max_bytes=10**9, max_files=10_000)
+
+
+async def make_workspace(connection: Tx) -> WorkspaceId:
+    """A workspace that polls."""
+    workspace_id = WorkspaceId(uuid4())
+    details = Details("a workspace", "poll", None, "{}")
+    token_hash = hashlib.sha256(workspace_id.bytes).digest()
+    assert await workspaces.insert(connection, workspace_id, details, token_hash, "a secret")
+    return workspace_id
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A file with its bytes, in one chunk."""
+
+    bytes: bytes = b"some bytes"
+    name: str = "letter.txt"
+    id: FileId = field(default_factory=new_file_id)
+
+    @property
+    def upload(self) -> NewUpload:
+        digest = hashlib.sha256(self.bytes).digest()
+        return NewUpload(self.id, self.name, "text/plain", len(self.bytes), digest)
+
+    @property
+    def chunk(self) -> Chunk:
+        return Chunk(self.id, 0, self.bytes)
+
+
+def make_publication(
+    workspace_id: WorkspaceId, *contents: Content, now: datetime = NOW, **other: Any
+) -> Publication:
+    """What publishes these files, or one file."""
+    given = contents or (Content(),)
+    files = [content.upload for content in given]
+    publication = Publication(
+        workspace_id=workspace_id,
+        bucket=bucket_of(NOW, 3600),
+        created_at=now,
+        expires_at=now + DAY,
+        files=files,
+        announcements=[announcement(workspace_id, file) for file in files],
+        last_chunks=[content.chunk for content in given],
+        quota=ROOMY,
+    )
+    return replace(publication, **other)
+
+
+async def make_upload(
+    connection: Tx, workspace_id: WorkspaceId, content: Content | None = None, **other: Any
+) -> FileId:
+    """A published file."""
+    content = content or Content()
+    publication = make_publication(workspace_id, content, **other)
+    assert await uploads.publish(connection, publication) is not None
+    return content.id
+
+
+def make_answer(key: str = "a key", **other: Any) -> Answer:
+    """An answer to remember."""
+    return replace(Answer(key, b"fingerprint", '{"files": []}', NOW + DAY), **other)
+
+
+def make_reservation(workspace_id: WorkspaceId, size: int = 100, **other: Any) -> Reservation:
+    """Room for one file."""
+    return replace(Reservation(uuid4(), workspace_id, size, 1, NOW + HOUR), **other)
+
+
+def make_message(text: str = "hello") -> NewActivity:
+    """A row that is no file."""
+    return NewActivity("message/send", text, b"{}")
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a workspace's feed has counted."""
+
+    last_seq: int = 0
+    waiting_bytes: int = 0
+    waiting_files: int = 0
+    reserved_bytes: int = 0
+    reserved_files: int = 0
+
+
+async def counters(connection: Any, workspace_id: UUID) -> Counters:
+    row = await connection.fetchrow(
+        "select last_seq, waiting_bytes, waiting_files, reserved_bytes, reserved_files"
+        " from feeds where workspace_id = $1",
+        workspace_id,
+    )
+    return Counters(*row)
+
+
+async def until_blocked(watcher: Any, connection: Any) -> None:
+    """Wait until a connection waits for a lock that another one holds."""
+    pid = connection.get_server_pid()
+    await until(
+        lambda: watcher.fetchval("select cardinality(pg_blocking_pids($1)) > 0", pid), seconds=10
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The services of one process that deliver."""
+
+    delivery: Delivery
+    staging: Staging
+    capacity: Capacity
+    wakeups: Wakeups
+
+
+def make_services(
+    db: Database, *, quota: Quota = ROOMY, server: Quota = ROOMY, **policy: Any
+) -> Parts:
+    """The services as a server has them; nobody hears its notices."""
+    chosen = Policy(
+        ttl=DAY,
+        bucket_seconds=3600,
+        quota=quota,
+        answers_kept=DAY,
+        grace_seconds=30,
+        min_bytes_per_second=16_384,
+    )
+    wakeups, blobs = Wakeups(db, Listener("")), PostgresBlobs(db)
+    capacity = Capacity(db, server)
+    staging = Staging(db, blobs, capacity, wakeups, replace(chosen, **policy))
+    return Parts(Delivery(db, blobs, staging), staging, capacity, wakeups)

@@ -1,0 +1,167 @@
+"""The rows of workspaces."""
+
+import asyncio
+import hashlib
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from factories import (
+    Counters,
+    counters,
+    make_message,
+    make_publication,
+    make_workspace,
+)
+
+from restante.core.workspaces import Details
+from restante.ids import WorkspaceId
+from restante.store import feed, uploads, workspaces
+from restante.store.database import Database, Tx
+
+pytestmark = pytest.mark.anyio
+
+DETAILS = Details("a workspace", "poll", None, '{"name": "a workspace"}')
+
+
+def hash_of(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def new_id() -> WorkspaceId:
+    return WorkspaceId(uuid4())
+
+
+async def test_an_id_is_given_once(tx: Tx):
+    workspace_id = new_id()
+
+    first = await workspaces.insert(tx, workspace_id, DETAILS, hash_of("first"), "secret")
+    second = await workspaces.insert(tx, workspace_id, DETAILS, hash_of("second"), "secret")
+
+    assert (first, second) == (True, False)
+    stored = await workspaces.get(tx, workspace_id)
+    assert stored
+    assert stored.token_hash == hash_of("first")
+    assert await counters(tx, workspace_id) == Counters()
+
+
+async def test_of_many_at_once_one_gets_the_id(db: Database):
+    workspace_id = new_id()
+
+    async def register(number: int) -> bool:
+        async with db.connection() as connection:
+            token = hash_of(str(number))
+            return await workspaces.insert(connection, workspace_id, DETAILS, token, "secret")
+
+    registered = await asyncio.gather(*(register(number) for number in range(10)))
+
+    async with db.connection() as connection:
+        stored = await workspaces.get(connection, workspace_id)
+    assert sum(registered) == 1
+    assert stored
+    assert stored.token_hash == hash_of(str(registered.index(True)))
+
+
+async def test_a_workspace_is_found_by_its_token_while_it_has_one(tx: Tx):
+    workspace_id = new_id()
+    await workspaces.insert(tx, workspace_id, DETAILS, hash_of("old"), "secret")
+
+    async def finds(token: str) -> bool:
+        found = await workspaces.by_token(tx, hash_of(token))
+        return found is not None and found.id == workspace_id
+
+    assert await finds("old")
+    assert await workspaces.set_token(tx, workspace_id, hash_of("new"))
+    assert (await finds("old"), await finds("new")) == (False, True)
+    assert await workspaces.set_token(tx, workspace_id, None)
+    assert not await finds("new")
+
+
+async def test_a_removed_workspace_has_no_token_and_cannot_be_changed(tx: Tx):
+    workspace_id = await make_workspace(tx)
+
+    assert await workspaces.remove(tx, workspace_id)
+
+    stored = await workspaces.get(tx, workspace_id)
+    assert stored
+    assert (stored.status, stored.token_hash) == ("removed", None)
+    assert not await workspaces.remove(tx, workspace_id)
+    assert not await workspaces.update(tx, workspace_id, DETAILS)
+    assert not await workspaces.set_token(tx, workspace_id, hash_of("new"))
+
+
+async def test_what_waits_outlives_its_workspace_and_meets_it_again(db_with_leaves: Database):
+    """A removal deletes no upload; who comes back under the same id finds its feed going on."""
+    async with db_with_leaves.connection() as connection:
+        workspace_id = await make_workspace(connection)
+        publication = make_publication(workspace_id)
+        await uploads.publish(connection, publication)
+        await workspaces.remove(connection, workspace_id)
+        waiting = await counters(connection, workspace_id)
+
+        revived = await workspaces.revive(
+            connection, workspace_id, DETAILS, hash_of("new"), "other secret"
+        )
+
+        assert revived
+        assert waiting == Counters(1, 10, 1)
+        assert (
+            await feed.append(connection, workspace_id, make_message(), now=publication.created_at)
+            == 2
+        )
+        stored = await workspaces.get(connection, workspace_id)
+        assert stored
+        assert (stored.status, stored.inbound_secret) == ("active", "other secret")
+        assert not await workspaces.revive(
+            connection, workspace_id, DETAILS, hash_of("newer"), "secret"
+        )
+
+
+async def test_changes_are_kept(tx: Tx):
+    workspace_id, parent = await make_workspace(tx), uuid4()
+    changed = Details("renamed", "push", "https://example.com", '{"name": "x"}', parent)
+
+    assert await workspaces.update(tx, workspace_id, changed)
+
+    stored = await workspaces.get(tx, workspace_id)
+    assert stored
+    assert (stored.name, stored.delivery_mode, stored.url, stored.agent_card) == (
+        "renamed",
+        "push",
+        "https://example.com",
+        '{"name": "x"}',
+    )
+    assert stored.parent_id == parent
+
+
+async def test_a_heartbeat_does_not_wait_for_an_upload_that_is_committing(
+    db_with_leaves: Database, connections: Any
+):
+    """Signs of life and deliveries touch different rows."""
+    sender, workspace = await connections(), await connections()
+    workspace_id = await make_workspace(sender)
+    async with sender.transaction():
+        await uploads.publish(sender, make_publication(workspace_id))
+
+        async with asyncio.timeout(5):
+            await workspaces.heartbeat(workspace, workspace_id, 3, "reading")
+
+    stored = await workspaces.get(sender, workspace_id)
+    assert stored
+    assert (stored.active_tasks, stored.current_task) == (3, "reading")
+
+
+async def test_pages_in_the_order_of_ids(tx: Tx):
+    ids = sorted([await make_workspace(tx) for _ in range(5)])
+    await workspaces.remove(tx, ids[1])
+
+    first = await workspaces.page(tx, after=UUID(int=0), limit=3)
+    second = await workspaces.page(tx, after=first[-1].id, limit=3)
+
+    assert [workspace.id for workspace in (*first, *second)] == ids
+
+
+async def test_nobody(tx: Tx):
+    assert await workspaces.get(tx, new_id()) is None
+    assert await workspaces.by_token(tx, hash_of("nobody's")) is None
+    assert not await workspaces.remove(tx, new_id())

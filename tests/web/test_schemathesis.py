@@ -1,0 +1,162 @@
+"""
+What the OpenAPI document says is what the server does.
+
+schemathesis makes requests from the document, right ones and wrong ones, and holds every answer of
+a real server against it: statuses, media types, headers, bodies, who is let in, and no 5xx.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from callers import Caller, ask, registered
+from sites import ADMIN_TOKEN, Site
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+# The same requests in every run; more of them, or others, when asked for.
+SEED = int(os.environ.get("SOAK_SEED", "1"))
+EXAMPLES = 5 * int(os.environ.get("SOAK_RUNS", "1"))
+
+# Requests that the schema allows and that are refused all the same, because of what is not in it:
+# whether a row or byte exists, whether a key is new, which addresses can be called, that 1.0 is not
+# taken for an integer.
+REFUSED_THOUGH_VALID = {
+    "feed_read": ["410"],
+    "feed_acknowledge": ["400"],
+    "workspaces_heartbeat": ["400"],
+    "workspaces_register": ["400"],
+    "workspaces_change": ["400"],
+    "uploads_upload": ["422"],
+    "uploads_content": ["416"],
+    "uploads_content_head": ["416"],
+    "events_stream_head": ["400", "410"],
+}
+# An empty Last-Event-ID counts as none, in the header and in the address.
+ACCEPTED_THOUGH_INVALID = {"events_stream_head"}
+ACCEPTED = ["2xx", "3xx", "401", "404", "429"]
+
+# An answer without an end would have to be waited for.
+ENDLESS = "events_stream"
+# HEAD is the same handler; of those that do more than leave the body out, it is asked too.
+HEADS = {"uploads_content_head", "events_stream_head"}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What exists on the server, so that more than refusals is seen."""
+
+    workspace: Caller
+    doomed: Caller  # what removes a workspace or its token does it to this one
+    fetched: str
+    acked: str
+
+
+@pytest.fixture
+async def known(site: Site) -> Known:
+    workspace, doomed = await registered(site), await registered(site)
+    fetched, acked = [(await workspace.staged())[0] for _ in range(2)]
+    return Known(workspace, doomed, fetched, acked)
+
+
+async def test_a_workspace_is_answered_as_described(site: Site, known: Known, tmp_path: Path):
+    names = await operations(site, {"workspace", "sender", None})
+
+    await conforms(site, configuration(known, known.workspace.token), names, tmp_path)
+
+
+async def test_an_operator_is_answered_as_described(site: Site, known: Known, tmp_path: Path):
+    names = ["workspaces_remove", *await operations(site, {"admin"})]
+
+    await conforms(site, configuration(known, ADMIN_TOKEN), names, tmp_path)
+
+
+async def operations(site: Site, tokens: set[str | None]) -> list[str]:
+    """
+    The operations whose first choice is one of these tokens; None is for those that need none.
+
+    Where the operator may do what the workspace does, it is asked as the workspace alone.
+    """
+    document = (await ask(site, "GET", "/openapi.json")).json
+    found: list[str] = []
+    for methods in document["paths"].values():
+        for method, operation in methods.items():
+            first_choice = next(iter([*operation["security"], {}][0]), None)
+            name = operation["operationId"]
+            if first_choice in tokens and name != ENDLESS and (method != "head" or name in HEADS):
+                found.append(name)
+    return found
+
+
+def configuration(known: Known, token: str) -> str:
+    """As whom schemathesis asks, how much, and for what."""
+    lines = [
+        f"seed = {SEED}",
+        f"generation = {toml({'max-examples': EXAMPLES, 'database': 'none'})}",
+        f"headers = {toml({'Authorization': f'Bearer {token}'})}",
+        "phases.stateful.enabled = false",
+        'phases.coverage.unexpected-methods = ["OPTIONS", "PUT"]',
+        f"dictionaries.known.values = {json.dumps([known.workspace.id])}",
+    ]
+    everywhere = {
+        "path.workspace_id": known.workspace.id,
+        "path.file_id": known.fetched,
+        "query.wait": 0,  # it would wait, as it asks to, for rows that nobody sends
+    }
+    lines.append(f"parameters = {toml(everywhere)}")
+    for name, statuses in REFUSED_THOUGH_VALID.items():
+        lines += of_operation(name)
+        expected = json.dumps([*ACCEPTED, *statuses])
+        lines.append(f"checks.positive_data_acceptance.expected-statuses = {expected}")
+        if name in ACCEPTED_THOUGH_INVALID:
+            lines.append("checks.negative_data_rejection.enabled = false")
+    for name, instead in {
+        "workspaces_heartbeat": {"body.workspace_id": {"dictionary": "known"}},
+        "workspaces_remove": {"path.workspace_id": known.doomed.id},
+        "workspaces_reissue_token": {"path.workspace_id": known.doomed.id},
+        "workspaces_revoke_token": {"path.workspace_id": known.doomed.id},
+        "uploads_acknowledge": {"path.file_id": known.acked},
+    }.items():
+        lines += [*of_operation(name), f"parameters = {toml(instead)}"]
+    return "\n".join(lines) + "\n"
+
+
+def of_operation(name: str) -> list[str]:
+    return ["[[operations]]", f'include-operation-id = "{name}"']
+
+
+def toml(value: Any) -> str:
+    """A value on one line; tables are the only ones that JSON writes otherwise."""
+    if not isinstance(value, Mapping):
+        return json.dumps(value)
+    return "{" + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + "}"
+
+
+async def conforms(site: Site, config: str, names: Iterable[str], directory: Path) -> None:
+    """Run schemathesis beside the server; what it found, and its seed, are in what it says."""
+    assert names
+    (directory / "schemathesis.toml").write_text(config)
+    included = [word for name in names for word in ("--include-operation-id", name)]
+    running = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "schemathesis.cli"),
+        *("--config-file", "schemathesis.toml", "run", "--no-color", "--warnings", "off"),
+        *("--output-sanitize", "false", "--request-timeout", "20", *included),
+        f"{site.url}/openapi.json",
+        cwd=directory,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        said, _ = await running.communicate()
+    finally:
+        if running.returncode is None:
+            running.kill()
+            await running.wait()
+    if running.returncode != 0:
+        pytest.fail(f"SOAK_SEED={SEED}\n{said.decode(errors='replace')}", pytrace=False)
