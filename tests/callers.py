@@ -1,4 +1,4 @@
-"""Those who call a server in the tests: workspaces with their tokens, and sockets without manners."""
+"""Those who call a server in the tests: workspaces with tokens, and sockets without manners."""
 
 import asyncio
 import hashlib
@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -82,7 +82,6 @@ class Caller:
     site: Site
     id: str
     token: str
-    headers: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def path(self) -> str:
@@ -183,6 +182,15 @@ async def everything(connection: Any, workspace_id: str | None = None) -> dict[s
         name: [tuple(row) for row in await connection.fetch(query.format(where=where, own=own))]
         for name, query in tables.items()
     }
+
+
+async def waits_for_a_lock(connection: Any, sessions: int = 1) -> bool:
+    """Whether so many sessions of this database wait for what another one holds."""
+    blocked = await connection.fetchval(
+        "select count(*) from pg_stat_activity"
+        " where wait_event_type = 'Lock' and datname = current_database()"
+    )
+    return blocked >= sessions
 
 
 class Wire:

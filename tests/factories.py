@@ -42,18 +42,18 @@ async def make_workspace(connection: Tx) -> WorkspaceId:
 class Content:
     """A file with its bytes, in one chunk."""
 
-    bytes: bytes = b"some bytes"
+    data: bytes = b"some bytes"
     name: str = "letter.txt"
     id: FileId = field(default_factory=new_file_id)
 
     @property
     def upload(self) -> NewUpload:
-        digest = hashlib.sha256(self.bytes).digest()
-        return NewUpload(self.id, self.name, "text/plain", len(self.bytes), digest)
+        digest = hashlib.sha256(self.data).digest()
+        return NewUpload(self.id, self.name, "text/plain", len(self.data), digest)
 
     @property
     def chunk(self) -> Chunk:
-        return Chunk(self.id, 0, self.bytes)
+        return Chunk(self.id, 0, self.data)
 
 
 def make_publication(

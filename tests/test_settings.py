@@ -39,6 +39,13 @@ def test_a_mistake_is_one_sentence_with_the_name_as_written(
         load(environ, flags)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"), [("on", True), ("off", False), ("Yes", True), ("no", False), ("0", False)]
+)
+def test_a_switch_is_written_as_people_write_it(written: str, meant: bool):
+    assert load({"RESTANTE_STAGING": written}, {}).staging is meant
+
+
 def test_variables_of_the_client_commands_are_tolerated():
     assert load({"RESTANTE_URL": "http://127.0.0.1:8080"}, {}) == Settings()
 

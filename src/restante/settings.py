@@ -133,6 +133,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 MIN_TOKEN_LENGTH = 16
 
+# How people write a switch, beside true and false.
+_SWITCHES = {"on": "true", "yes": "true", "off": "false", "no": "false"}
+
 
 def variable(field: str) -> str:
     """The environment variable of a setting."""
@@ -148,9 +151,11 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     """
     _refuse_unknown(environ)
     given = {
-        field: environ[variable(field)]
-        for field in Settings.__struct_fields__
-        if environ.get(variable(field))
+        field.name: _SWITCHES.get(value.lower(), value)
+        if isinstance(field.default, bool)
+        else value
+        for field in msgspec.structs.fields(Settings)
+        if (value := environ.get(variable(field.name)))
     }
     given |= {field: value for field, value in flags.items() if value is not None}
     try:

@@ -116,7 +116,11 @@ async def sent_until(
     """Send from all sides, kill at a random instant, and return what was sent."""
     async with connected(server) as witness:
         lost = asyncio.Event()
-        witness.add_termination_listener(lambda _: lost.set())
+
+        def is_lost(_connection: object) -> None:
+            lost.set()
+
+        witness.add_termination_listener(is_lost)
         senders = Senders(mailbox, chance, SENDERS)
         await senders.answered(chance.randrange(8))
         await between_two_instructions(chance)

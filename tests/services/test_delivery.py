@@ -212,7 +212,7 @@ async def test_a_batch_without_room_takes_the_transaction_along(
 # Reading what moves or goes
 
 
-async def move(db: Database, upload: Upload, chunks: str = "true") -> None:
+async def move(db: Database, upload: Upload) -> None:
     """What a sweep does that gives a bucket back: the live chunks move, the upload follows."""
     later = upload.bucket + HOUR
     async with db.transaction() as tx:
@@ -222,7 +222,7 @@ async def move(db: Database, upload: Upload, chunks: str = "true") -> None:
             later,
             upload.bucket,
         )
-        await tx.execute(f"delete from chunks where bucket = $1 and {chunks}", upload.bucket)
+        await tx.execute("delete from chunks where bucket = $1", upload.bucket)
         await tx.execute("update uploads set bucket = $1", later)
 
 

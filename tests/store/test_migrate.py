@@ -1,6 +1,8 @@
 """Migrations on a real database: once, in order, side by side with other releases."""
 
 import asyncio
+import secrets
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -9,6 +11,7 @@ from restante.core.migrations import BOTH_PHASES, Migration, Phase, parse
 from restante.errors import CodeTooOld, MigrationFailed
 from restante.store import migrate
 from restante.store.database import SCHEMA
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -24,6 +27,10 @@ OURS = (
 )
 NEWER_PRE = ("0002_pre_stamp.sql", "alter table letters add column stamp text;")
 NEWER_POST = ("0003_post_body.sql", "-- oldest code: 2\nalter table letters drop column body;")
+
+
+def connection_name(dsn: str) -> str:
+    return urlsplit(dsn).path.lstrip("/")
 
 
 async def fetchval(dsn: str, query: str):
@@ -95,21 +102,16 @@ async def test_a_busy_table_is_waited_for(empty_dsn: str):
     applying = asyncio.create_task(
         migrate.apply(empty_dsn, release(OURS, impatient), phases={Phase.PRE})
     )
-    await until_waiting_for_a_lock(holder)
+    waits = "select exists (select from pg_locks where not granted)"
+    await until(lambda: holder.fetchval(waits))
     await transaction.rollback()
 
     assert [m.number for m in await applying] == [2]
     await holder.close()
 
 
-async def until_waiting_for_a_lock(observer: asyncpg.Connection) -> None:
-    async with asyncio.timeout(5):
-        while not await observer.fetchval("select exists (select from pg_locks where not granted)"):
-            await asyncio.sleep(0)
-
-
 async def test_an_interrupted_index_build_is_begun_again(empty_dsn: str):
-    """What `create index concurrently` leaves behind when it fails would be kept by IF NOT EXISTS."""
+    """What a failed `create index concurrently` leaves would be kept by IF NOT EXISTS."""
     await migrate.apply(empty_dsn, release(OURS), phases={Phase.PRE})
     connection = await asyncpg.connect(empty_dsn, server_settings={"search_path": SCHEMA})
     await connection.execute("insert into letters values (2, 'a')")
@@ -126,6 +128,28 @@ async def test_an_interrupted_index_build_is_begun_again(empty_dsn: str):
         empty_dsn,
         "select indisvalid from pg_index where indexrelid = 'letters_body'::regclass",
     )
+
+
+@pytest.mark.parametrize("owns_schema", [True, False])
+async def test_a_user_needs_no_more_than_a_schema_of_its_own(empty_dsn: str, owns_schema: bool):
+    """In somebody else's database, nobody hands out the right to create schemas."""
+    role = f"tenant_{secrets.token_hex(4)}"
+    connection = await asyncpg.connect(empty_dsn)
+    await connection.execute(f"create role {role}; grant {role} to current_user")
+    if owns_schema:
+        await connection.execute(f"create schema restante authorization {role}")
+    await connection.execute(
+        f"alter role current_user in database {connection_name(empty_dsn)} set role {role}"
+    )
+    await connection.close()
+
+    applying = migrate.apply(empty_dsn, release(OURS), phases={Phase.PRE})
+
+    if owns_schema:
+        assert len(await applying) == 1
+    else:
+        with pytest.raises(MigrationFailed, match=r"may not make its tables.*schema restante"):
+            await applying
 
 
 def test_the_shipped_files_are_in_order_and_well_formed():

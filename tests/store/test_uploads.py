@@ -1,6 +1,7 @@
 """Uploads on several connections: published whole, acknowledged once, swept exactly."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,7 +26,7 @@ from factories import (
 )
 
 from restante.core.quotas import Quota
-from restante.core.uploads import Chunk, NewUpload, Swept
+from restante.core.uploads import Chunk, Swept
 from restante.ids import FileId, WorkspaceId, new_file_id
 from restante.store import feed, quotas, sql, uploads, workspaces
 from restante.store.database import Database, Tx
@@ -81,7 +82,7 @@ def _with_chunk(publication: Publication, chunk: Chunk) -> Publication:
     return replace(publication, last_chunks=[*publication.last_chunks, chunk])
 
 
-BROKEN = {
+BROKEN: dict[str, Callable[[Publication], Publication]] = {
     "name": lambda p: _with_file(p, name="not/a/name"),
     "dots": lambda p: _with_file(p, name=".."),
     "empty": lambda p: _with_file(p, size=0),
@@ -555,18 +556,6 @@ async def test_an_acknowledgement_that_finds_the_sweep_at_work_finds_nothing(
 # What is waited for
 
 
-async def test_our_sessions_sync_whatever_the_database_does_for_others(db: Database, dsn: str):
-    """Promise 2; the tests' cluster is one whose operator has switched it off."""
-    outside = await asyncpg.connect(dsn)
-    of_the_database = await outside.fetchval("show synchronous_commit")
-    await outside.close()
-
-    async with db.connection() as connection:
-        ours = await connection.fetchval("show synchronous_commit")
-
-    assert (of_the_database, ours) == ("off", "on")
-
-
 async def test_what_becomes_visible_is_synced_and_the_rest_is_not_waited_for(
     db_with_leaves: Database,
 ):
@@ -625,9 +614,3 @@ async def test_chunks_are_not_flushed_before_the_publication_and_are_with_it(
         await uploads.publish(connection, publication)
 
         assert await connection.fetchval("select pg_current_wal_flush_lsn() >= $1::pg_lsn", ahead)
-
-
-def test_a_new_upload_says_what_it_is():
-    upload = Content(b"abc", "a.txt").upload
-
-    assert upload == NewUpload(upload.file_id, "a.txt", "text/plain", 3, upload.sha256)

@@ -130,7 +130,7 @@ async def make(
                 return Answer(101, {}, b"")
         except WSServerHandshakeError as refusal:
             return Answer(refusal.status, refusal.headers or {}, b"")
-    body = {"json": call.json(workspace_id)} if call.json else {"data": call.data}
+    body: dict[str, Any] = {"json": call.json(workspace_id)} if call.json else {"data": call.data}
     async with site.http.request(
         method, where, headers=headers, params=call.query, **body
     ) as answer:

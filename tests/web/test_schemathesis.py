@@ -38,8 +38,8 @@ REFUSED_THOUGH_VALID = {
     "uploads_content_head": ["416"],
     "events_stream_head": ["400", "410"],
 }
-# An empty Last-Event-ID counts as none, in the header and in the address.
-ACCEPTED_THOUGH_INVALID = {"events_stream_head"}
+# An empty Last-Event-ID counts as none; and whatever is a part of a form is bytes, so also a file.
+ACCEPTED_THOUGH_INVALID = {"events_stream_head", "uploads_upload"}
 ACCEPTED = ["2xx", "3xx", "401", "404", "429"]
 
 # An answer without an end would have to be waited for.

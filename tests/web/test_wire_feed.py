@@ -9,13 +9,23 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from callers import ADMIN, Answer, Caller, Part, ask, bearer, registered, request_head, wire_to
+from callers import (
+    ADMIN,
+    Answer,
+    Caller,
+    Part,
+    ask,
+    bearer,
+    registered,
+    request_head,
+    waits_for_a_lock,
+    wire_to,
+)
 from sites import Site, SiteFactory
 from ulid import ULID
 from waiting import until
 
 from restante.ids import WorkspaceId
-from restante.services.wakeups import Wakeups
 
 pytestmark = pytest.mark.anyio
 
@@ -193,7 +203,7 @@ async def test_filters_work_together_and_after_a_cursor(caller: Caller):
 
 
 async def test_a_cursor_that_is_not_a_uuid_is_a_400(caller: Caller):
-    for wrong in ("x", "", "1", uuid4().hex, "{%s}" % uuid4(), "\0", "null"):
+    for wrong in ("x", "", "1", uuid4().hex, f"{{{uuid4()}}}", "\0", "null"):
         answer = await caller.read_feed(since_id=wrong)
         assert answer.status == 400, wrong
         assert "since_id" in answer.json["error"]
@@ -288,7 +298,7 @@ async def waiting(caller: Caller, **query: Any) -> AsyncIterator["asyncio.Task[A
 
 
 def waiters(caller: Caller) -> int:
-    wakeups: Wakeups = caller.site.context.feed.wakeups
+    wakeups = caller.site.context.feed.wakeups
     return len(wakeups._waiters.get(WorkspaceId(UUID(caller.id)), ()))
 
 
@@ -390,14 +400,10 @@ async def test_nothing_is_announced_before_the_commit(caller: Caller, connection
     lock = connection.transaction()
     await lock.start()
     await connection.execute("select from feeds for update")
-    blocked = (
-        "select count(*) from pg_stat_activity"
-        " where wait_event_type = 'Lock' and datname = current_database()"
-    )
 
     async with waiting(caller) as reading:
         uploading = asyncio.create_task(caller.upload(Part()))
-        await until(lambda: connection.fetchval(blocked))
+        await until(lambda: waits_for_a_lock(connection))
         assert await caller.feed() == []
         assert (await caller.waiting()).json["uploads"] == []
         assert not reading.done()

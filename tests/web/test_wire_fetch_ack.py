@@ -11,7 +11,18 @@ from uuid import uuid4
 import pytest
 import structlog
 from aiohttp import ClientPayloadError
-from callers import Answer, Caller, Part, ask, bearer, pattern, registered, request_head, wire_to
+from callers import (
+    Answer,
+    Caller,
+    Part,
+    ask,
+    bearer,
+    pattern,
+    registered,
+    request_head,
+    waits_for_a_lock,
+    wire_to,
+)
 from sites import Site
 from waiting import until
 
@@ -358,11 +369,7 @@ async def test_an_ack_that_raced_with_the_sweep_says_so(
     await connection.execute("delete from uploads where file_id = $1", file_id)
     acking = asyncio.create_task(caller.ack(file_id))
     watcher = await connections()
-    blocked = (
-        "select count(*) from pg_stat_activity"
-        " where wait_event_type = 'Lock' and datname = current_database()"
-    )
-    await until(lambda: watcher.fetchval(blocked))
+    await until(lambda: waits_for_a_lock(watcher))
     await sweep.commit()
 
     answer = await acking

@@ -22,6 +22,7 @@ from callers import (
     pattern,
     registered,
     upload_head,
+    waits_for_a_lock,
     wire_to,
 )
 from sites import ADMIN_TOKEN, Site, SiteFactory
@@ -175,7 +176,7 @@ async def assert_refused(
 
 async def assert_nothing_stored(connection: Any) -> None:
     now = await everything(connection)
-    assert not (now["uploads"] or now["feed"] or now["answers"] or now["reservations"])
+    assert now["uploads"] == now["feed"] == now["answers"] == now["reservations"] == []
     assert all(set(row[1:]) == {0} for row in now["feeds"])
 
 
@@ -327,6 +328,20 @@ async def test_a_sender_that_goes_away_leaves_nothing(caller: Caller, connection
     await assert_nothing_stored(connection)
 
 
+async def test_files_find_a_bucket_after_its_width_was_changed(run_site: SiteFactory):
+    """A wider bucket begins before the first of the narrow ones."""
+    async with run_site(bucket_seconds=600) as site:
+        caller = await registered(site)
+        (narrow,) = await caller.staged(Part(b"narrow"))
+
+    async with run_site(bucket_seconds=86_400) as site:
+        caller = Caller(site, caller.id, caller.token)
+        (wide,) = await caller.staged(Part(b"wide"))
+
+        assert (await caller.fetch(narrow)).body == b"narrow"
+        assert (await caller.fetch(wide)).body == b"wide"
+
+
 # ---- repeated requests
 
 
@@ -362,8 +377,7 @@ async def test_a_twin_waits_for_the_first_to_commit(caller: Caller, connection: 
     await lock.start()
     await connection.execute("select from feeds where workspace_id = $1 for update", caller.id)
     pair = [asyncio.create_task(caller.upload(Part(), Idempotency_Key="twin")) for _ in range(2)]
-    blocked = "select count(*) = 2 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-    await until(lambda: connection.fetchval(blocked))
+    await until(lambda: waits_for_a_lock(connection, 2))
     await lock.rollback()
 
     one, other = await asyncio.gather(*pair)

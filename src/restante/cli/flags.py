@@ -29,9 +29,12 @@ def flags_for(class_name: str, names: Sequence[str] = Settings.__struct_fields__
 def _flag(name: str, annotation: Any) -> Any:
     bare, meta = annotation.__origin__, annotation.__metadata__[0]
     default = next(f.default for f in msgspec.structs.fields(Settings) if f.name == name)
+    is_switch = isinstance(default, bool)
+    default = {True: "on", False: "off"}[default] if is_switch else default
     shown = "" if default is None else f" [default: {default}]"
     text = f"{meta.description}{shown} [env: {variable(name)}]"
-    return Annotated[bare | None, Parameter(help=text, show_default=False, negative=())]
+    negative = None if is_switch else ()
+    return Annotated[bare | None, Parameter(help=text, show_default=False, negative=negative)]
 
 
 def settings_from(flags: Any, environ: dict[str, str]) -> Settings:

@@ -2,7 +2,7 @@
 Which leaves a partitioned table needs next.
 
 Leaves are created ahead of the clock; rows that find none would be refused.  The catalogue says
-which exist, so a change of the width takes effect after the last one, and ranges never overlap.
+which exist, so a change of the width takes effect where none is yet, and ranges never overlap.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,19 @@ def floor(moment: datetime, width: timedelta) -> datetime:
 def missing(
     existing: Sequence[Span], *, now: datetime, width: timedelta, lead: timedelta
 ) -> list[Span]:
-    """The leaves to create so that every moment from now to the end of the lead has one."""
-    start = max([floor(now, width), *(span.end for span in existing)])
-    spans: list[Span] = []
+    """
+    The leaves to create so that every moment from now to the end of the lead has one.
+
+    So has the start of the stretch that holds now: after a change to a larger width it may lie
+    before the first leaf, and rows are kept under it.
+    """
+    start, spans = floor(now, width), list[Span]()
     while start <= now + lead:
-        end = floor(start, width) + width
-        spans.append(Span(start, end))
-        start = end
+        taken = next((span for span in existing if span.start <= start < span.end), None)
+        if taken:
+            start = taken.end
+            continue
+        following = (span.start for span in existing if span.start > start)
+        spans.append(Span(start, min([floor(start, width) + width, *following])))
+        start = spans[-1].end
     return spans

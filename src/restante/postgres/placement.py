@@ -5,7 +5,7 @@ What the account cannot reach is copied or placed elsewhere, and never opened up
 """
 
 import hashlib
-import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -22,18 +22,16 @@ NOTE = "postgres.location"
 
 def existing_home(directory: DataDirectory) -> Path | None:
     """Find the directory that holds this data directory's cluster, None before the first start."""
+    home = _noted_home(directory) or directory.path
+    return home if (home / CLUSTER).is_dir() else None
+
+
+def _noted_home(directory: DataDirectory) -> Path | None:
     note = directory.path / NOTE
-    if note.exists():
-        return _noted_home(note)
-    homes = [directory.path]
-    if os.geteuid() == 0:
-        homes.append(home_elsewhere(directory))
-    return next((home for home in homes if (home / CLUSTER).is_dir()), None)
-
-
-def _noted_home(note: Path) -> Path:
+    if not note.exists():
+        return None
     home = Path(note.read_text().strip())
-    if not (home / CLUSTER).is_dir():
+    if not home.is_dir():
         raise PostgresUnusable(
             f"The note {note} says that the database is in {home}, but it is not there."
             " Bring it back, or remove the note to begin with an empty one."
@@ -42,16 +40,22 @@ def _noted_home(note: Path) -> Path:
 
 
 def fresh_home(directory: DataDirectory, account: Account) -> Path:
-    """Choose where a new cluster goes: inside the data directory if the account can get there."""
-    if account.can_enter(directory.path):
-        return directory.path
-    home = home_elsewhere(directory)
+    """
+    Choose where a new cluster goes: inside the data directory if the account can get there.
+
+    A home elsewhere is noted before anything is in it, so that a crash does not leave it behind,
+    and never used twice: whoever removed a data directory does not meet its contents again.
+    """
+    noted = _noted_home(directory)
+    if noted or account.can_enter(directory.path):
+        return noted or directory.path
+    name = f"{short_hash(str(directory.path))}-{secrets.token_hex(4)}"
+    home = SYSTEM_DIRECTORY / "clusters" / name
     make_directories(home)
+    draft = directory.path / f"{NOTE}.new"
+    draft.write_text(f"{home}\n")
+    draft.replace(directory.path / NOTE)
     return home
-
-
-def home_elsewhere(directory: DataDirectory) -> Path:
-    return SYSTEM_DIRECTORY / "clusters" / short_hash(str(directory.path))
 
 
 def check_reachable(home: Path, account: Account) -> None:
@@ -60,15 +64,6 @@ def check_reachable(home: Path, account: Account) -> None:
             f"The account {account.name}, which Postgres runs as, cannot pass through to {home}."
             " Let it (chmod o+x on the directories above), or choose another --data-dir."
         )
-
-
-def note_home(directory: DataDirectory, home: Path) -> None:
-    """Remember a home outside the data directory; written only once a whole cluster is there."""
-    note = directory.path / NOTE
-    if home != directory.path and not note.exists():
-        draft = note.with_suffix(".new")
-        draft.write_text(f"{home}\n")
-        draft.replace(note)
 
 
 def runnable_by(account: Account, binaries: Binaries) -> Binaries:

@@ -36,6 +36,5 @@ async def prepare(directory: DataDirectory, bin_dir: Path | None, account_name: 
     cluster.remove_drafts(home)
     if major is None:
         await cluster.create(home, binaries, account)
-    placement.note_home(directory, home)
     cluster.write_access_rules(home, account)
     return Site(home, binaries, account, socket_directory(home, account))

@@ -16,9 +16,7 @@ from restante.store.database import Database
 log = structlog.get_logger()
 
 _UNKNOWN = "There is no such workspace."
-_NOT_YOURS = (
-    "Send the token that this workspace was given; a new one needs leave to register here."
-)
+_NOT_YOURS = "Send the token that this workspace was given; a new one needs leave to register here."
 
 
 @dataclass(frozen=True, slots=True)

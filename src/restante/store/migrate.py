@@ -16,7 +16,7 @@ from restante.core import migrations as rules
 from restante.core.migrations import Migration, Phase, Record, Standing
 from restante.errors import MigrationFailed
 from restante.store import locks, sql
-from restante.store.database import Tx, dedicated, reason
+from restante.store.database import SCHEMA, Tx, dedicated, reason
 
 queries = sql.load("migrations")
 
@@ -58,13 +58,26 @@ async def apply(
         dedicated(dsn, statement_timeout_seconds=_STATEMENT_SECONDS) as connection,
         locks.held(connection, "migrations", wait_seconds=_LOCK_WAIT_SECONDS),
     ):
-        await connection.execute(queries.prepare)
+        await _prepare(connection)
         found = await standing(connection)
         rules.check_compatible(migrations, found)
         todo = rules.due(migrations, found, phases)
         for migration in todo:
             await _run_patiently(connection, migration)
         return todo
+
+
+async def _prepare(connection: Tx) -> None:
+    """Make what the migrations remember themselves in; who owns the schema needs no other right."""
+    try:
+        if not await connection.fetchval(queries.has_schema):
+            await connection.execute(queries.create_schema)
+        await connection.execute(queries.prepare)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise MigrationFailed(
+            f"The database user may not make its tables: {reason(error)}. Let it create a schema, "
+            f"or make the schema {SCHEMA} and let it own that."
+        ) from error
 
 
 async def _run_patiently(connection: Tx, migration: Migration) -> None:

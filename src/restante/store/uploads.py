@@ -116,9 +116,7 @@ async def waiting(
     return [_upload(row) for row in rows]
 
 
-async def created_at(
-    connection: Tx, workspace_id: WorkspaceId, file_id: FileId
-) -> datetime | None:
+async def created_at(connection: Tx, workspace_id: WorkspaceId, file_id: FileId) -> datetime | None:
     """When an upload came, whatever its state; None if it is not, or no longer, there."""
     return await connection.fetchval(queries.created_at, workspace_id, file_id)
 

@@ -1,6 +1,11 @@
+-- name: has_schema
+select to_regnamespace('restante') is not null;
+
+-- name: create_schema
+create schema restante;
+
 -- name: prepare
 -- The migrations' own memory.  It comes before the first of them, so it cannot be one itself.
-create schema if not exists restante;
 create table if not exists schema_migrations (
     number     integer     not null primary key,
     name       text        not null,
