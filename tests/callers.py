@@ -216,7 +216,9 @@ class Wire:
             status = int(lines[0].split(" ")[1])
             if status >= 200:
                 break
-        headers = CIMultiDict(line.split(": ", 1) for line in lines[1:] if line)
+        headers = CIMultiDict[str]()
+        for name, _, value in (line.partition(": ") for line in lines[1:] if line):
+            headers.add(name, value)
         return Answer(status, headers, b"")
 
     async def answer(self) -> Answer:

@@ -18,7 +18,7 @@ class Outcomes:
     def __init__(self) -> None:
         self.heard: asyncio.Queue[str] = asyncio.Queue()
 
-    def pass_ended(self, loop: str, outcome: str, seconds: float) -> None:  # noqa: ARG002
+    def pass_ended(self, loop: str, outcome: str, seconds: float) -> None:
         self.heard.put_nowait(outcome)
 
     def loop_restarted(self, loop: str) -> None:

@@ -6,12 +6,12 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from waiting import until
 
 from restante.core.migrations import BOTH_PHASES, Migration, Phase, parse
 from restante.errors import CodeTooOld, MigrationFailed
 from restante.store import migrate
 from restante.store.database import SCHEMA
-from waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -599,7 +599,7 @@ async def setting_after(connection: Any, run: Any) -> str:
         return await setting(connection)
 
 
-async def test_chunks_are_not_flushed_before_the_publication_and_are_with_it(
+async def test_a_publication_flushes_the_chunks_that_were_written_ahead_of_it(
     db_with_leaves: Database, workspace_id: WorkspaceId
 ):
     """One flush of the log covers what was written ahead of it, so it is flushed up to its end."""

@@ -265,6 +265,7 @@ async def test_a_watcher_goes_on_where_it_was(
 ):
     """Pages behind, and with rows arriving meanwhile: none is missed and none is doubled."""
     monkeypatch.setattr(watching, "PAGE_ROWS", 3)
+    monkeypatch.setattr(watching, "HEARTBEAT_SECONDS", 3600)
     for number in range(10):
         await append(workspace, str(number))
     last = (await workspace.feed())[-3]
@@ -310,9 +311,33 @@ async def test_a_stream_that_breaks_before_its_first_event_has_missed_nothing(wo
         assert await watcher.summaries(1) == ["in between"]
 
 
+@pytest.mark.parametrize("look", ["read", "rows_after"])
 @pytest.mark.parametrize("way", WAYS)
-async def test_nothing_falls_between_the_connection_and_the_first_look(workspace: Caller, way: str):
-    """Watchers come while rows do; from its first row on, each sees every one."""
+async def test_a_row_right_after_the_first_look_is_not_waited_for(
+    workspace: Caller, monkeypatch: pytest.MonkeyPatch, way: str, look: str
+):
+    """Whoever looks has been registered before, and so is woken for what the look did not see."""
+    monkeypatch.setattr(watching, "HEARTBEAT_SECONDS", 3600)
+    await append(workspace, "before")
+    last = (await workspace.feed())[0]["id"]
+    original = getattr(Feed, look)
+
+    async def then_a_row(*given: Any) -> Any:
+        page = await original(*given)
+        monkeypatch.setattr(Feed, look, original)
+        await append(workspace, "right after")
+        return page
+
+    monkeypatch.setattr(Feed, look, then_a_row)
+    headers = {"Last-Event-ID": last} if look == "rows_after" else {}
+    async with watch(workspace, way, headers=headers) as watcher:
+        assert await watcher.summaries(1) == ["right after"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_watchers_that_come_while_rows_do_see_every_one_from_their_first(
+    workspace: Caller, way: str
+):
     total, watchers = 150, 12
 
     async def write() -> None:
@@ -553,7 +578,7 @@ async def test_a_watcher_that_takes_nothing_is_dropped_and_others_are_not(
     monkeypatch.setattr(events, "SEND_SECONDS", 0.1)
     large = b'"' + b"x" * 400_000 + b'"'
     async with watch(workspace, way) as good:
-        with structlog.testing.capture_logs() as logged, stalled(workspace, way):
+        with structlog.testing.capture_logs() as logged, stalled(workspace, way) as port:
             await until(lambda: is_watched_by(site, 2))
             for number in range(40):
                 await append(workspace, str(number), large)
@@ -564,7 +589,7 @@ async def test_a_watcher_that_takes_nothing_is_dropped_and_others_are_not(
             (line,) = [line for line in logged if line["event"] == "watcher_dropped"]
             assert line["workspace"] == workspace.id
             # The server has let go of all that was written for it, though nobody took it.
-            await until(lambda: asyncio.sleep(0, open_connections(site) <= 3))
+            await until(lambda: asyncio.sleep(0, port not in connected_ports(site)))
         assert "bug" not in names(logged)
         await append(workspace, "still here")
         assert await good.summaries(1) == ["still here"]
@@ -579,16 +604,17 @@ async def is_watched_by(site: Site, count: int) -> bool:
     return sum(map(len, site.context.feed.wakeups._waiters.values())) == count
 
 
-def open_connections(site: Site) -> int:
-    """The server's ends of connections, as the kernel has them."""
-    port = f":{urlsplit(site.url).port:04X}"
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
-    return sum(row[1].endswith(port) and row[3] == "01" for row in rows)
+def connected_ports(site: Site) -> set[int]:
+    """Where the connections that the server holds come from, as the kernel has them."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ours = f":{urlsplit(site.url).port:04X}"
+    established = [row for row in rows if row[1].endswith(ours) and row[3] == "01"]
+    return {int(row[2].rpartition(":")[2], 16) for row in established}
 
 
 @contextmanager
-def stalled(caller: Caller, way: str) -> Iterator[None]:
-    """A watcher that asks and then reads nothing at all."""
+def stalled(caller: Caller, way: str) -> Iterator[int]:
+    """A watcher that asks and then reads nothing at all; the port that it came from."""
     where = urlsplit(caller.site.url)
     headers = {"Host": "r", **bearer(caller.token), **(UPGRADE if way == "ws" else {})}
     lines = [f"GET {caller.path}/{way} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
@@ -596,7 +622,7 @@ def stalled(caller: Caller, way: str) -> Iterator[None]:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((where.hostname, where.port))
         client.sendall("\r\n".join([*lines, "", ""]).encode())
-        yield
+        yield client.getsockname()[1]
 
 
 async def test_what_a_watcher_sends_is_read_over(workspace: Caller):
@@ -781,7 +807,7 @@ async def heard(here: Site, there: Site) -> None:
 
 
 async def test_a_server_with_many_watchers_stops_in_time(server: Server):
-    """Some of them do not even take what they were sent; and no token was logged, ever."""
+    """And at no level of detail was a token logged."""
     server.flags = ("--log-level", "debug")
     await asyncio.to_thread(server.start)
     timeout = ClientTimeout(total=60)

@@ -43,7 +43,11 @@ class Call:
     hides: bool = True  # an absent workspace is refused in the same words as another's
 
 
-MESSAGE = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {}}
+def registration(workspace_id: str) -> dict[str, Any]:
+    return {"id": workspace_id, "agent_card": {"name": "x"}}
+
+
+MESSAGE: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {}}
 
 TABLE: dict[tuple[str, str], Call] = {
     ("GET", "/health"): Call(ANYONE),
@@ -53,11 +57,9 @@ TABLE: dict[tuple[str, str], Call] = {
     ("GET", "/docs"): Call(ANYONE),
     # Registering a taken id is refused to all but its owner; that a new one is accepted on an open
     # server, and so can be told apart, lies in the nature of registering.
-    ("POST", "/registry/register"): Call(
-        WORKSPACE, json=lambda an_id: {"id": an_id, "agent_card": {"name": "x"}}, hides=False
-    ),
+    ("POST", "/registry/register"): Call(WORKSPACE, json=registration, hides=False),
     ("POST", "/registry/heartbeat"): Call(
-        WORKSPACE, json=lambda an_id: {"workspace_id": an_id, "active_tasks": 7}
+        WORKSPACE, json=lambda workspace_id: {"workspace_id": workspace_id}
     ),
     ("PATCH", W): Call(ADMIN_ALONE, json=lambda _: {"name": "changed"}),
     ("DELETE", W): Call(WORKSPACE_OR_ADMIN, query={"confirm": "true"}),

@@ -29,6 +29,7 @@ from sites import ADMIN_TOKEN, Site, SiteFactory
 from waiting import until
 
 from restante.core.uploads import MAX_FILE_BYTES, MAX_REQUEST_BYTES
+from restante.store import quotas
 
 pytestmark = pytest.mark.anyio
 
@@ -579,6 +580,30 @@ async def test_what_a_killed_server_had_reserved_is_given_back(caller: Caller, c
 
     assert forgotten == 1
     await assert_nothing_stored(connection)
+
+
+async def test_a_reservation_that_expires_during_the_commit_is_given_back_once(
+    caller: Caller, connection: Any, connections: Any
+):
+    """The clean-up has released it and not committed yet; the publishing statement waits."""
+    body = form(Part(pattern(3 * MIB)))
+    async with wire_to(caller.site) as wire:
+        await wire.send(upload_head(caller, len(body)) + body[:-10])
+        await until(lambda: connection.fetchval("select count(*) from reservations"))
+        clean_up = connection.transaction()
+        await clean_up.start()
+        reservation = await connection.fetchval("select id from reservations")
+        await quotas.release(connection, reservation)
+        await wire.send(body[-10:])
+        watcher = await connections()
+        await until(lambda: waits_for_a_lock(watcher))
+        await clean_up.commit()
+
+        answer = await wire.answer()
+
+    assert answer.status == 200
+    usage = await connection.fetchrow("select reserved_bytes, waiting_bytes from feeds")
+    assert tuple(usage) == (0, 3 * MIB)
 
 
 async def test_the_whole_server_holds_no_more_than_it_may(run_site: SiteFactory, connection: Any):
