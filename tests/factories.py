@@ -92,7 +92,9 @@ def make_answer(key: str = "a key", **other: Any) -> Answer:
 
 def make_reservation(workspace_id: WorkspaceId, size: int = 100, **other: Any) -> Reservation:
     """Room for one file."""
-    return replace(Reservation(uuid4(), workspace_id, size, 1, NOW + HOUR), **other)
+    return replace(
+        Reservation(uuid4(), workspace_id, bucket_of(NOW, 3600), size, 1, NOW + HOUR), **other
+    )
 
 
 def make_message(text: str = "hello") -> NewActivity:

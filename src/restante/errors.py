@@ -70,6 +70,12 @@ class StatementTimedOut(RestanteError):
     code = "statement_timed_out"
 
 
+class TableBusy(RestanteError):
+    """Somebody holds a lock that we did not get in time."""
+
+    code = "table_busy"
+
+
 class CodeTooOld(RestanteError):
     """A newer release has moved the database on, and it no longer serves this one."""
 

@@ -89,6 +89,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     upload_ttl_seconds: Annotated[
         int, Meta(ge=1, le=31_536_000, description="How long a file waits to be fetched.")
     ] = 86_400
+    upload_ttl_min_seconds: Annotated[
+        int, Meta(ge=1, le=31_536_000, description="The shortest wait a sender may ask for.")
+    ] = 60
+    upload_ttl_max_seconds: Annotated[
+        int, Meta(ge=1, le=31_536_000, description="The longest wait a sender may ask for.")
+    ] = 604_800
+    ack_retention_seconds: Annotated[
+        int,
+        Meta(
+            le=31_536_000,
+            description="How long an acknowledged file can be reopened; 0 or less: not at all.",
+        ),
+    ] = 3600
+    sweep_interval_seconds: Annotated[
+        float, Meta(ge=0.1, le=86_400, description="How often what is due is deleted.")
+    ] = 300.0
+    phantom_stale_seconds: Annotated[
+        int,
+        Meta(
+            ge=1, le=31_536_000, description="How long a busy workspace may be silent in its feed."
+        ),
+    ] = 600
     upload_grace_seconds: Annotated[
         float, Meta(gt=0, le=3600, description="How long any upload may take, however small.")
     ] = 30.0
@@ -97,10 +119,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(ge=1, description="A body may take the grace and then as long as at this speed."),
     ] = 16_384
     bucket_seconds: Annotated[
-        int, Meta(ge=60, le=86_400, description="How much time's bytes share one bucket.")
+        int, Meta(ge=1, le=86_400, description="How much time's bytes share one bucket.")
     ] = 3600
     feed_retention_days: Annotated[
-        float, Meta(ge=0.05, le=3650, description="How long rows stay in the feed.")
+        float, Meta(gt=0, le=3650, description="How long rows stay in the feed.")
     ] = 90.0
     workspace_max_bytes: Annotated[
         int, Meta(ge=1, description="Bytes that may wait for one workspace.")

@@ -251,3 +251,112 @@ class Event(Struct, frozen=True):
     event: Literal["ACTIVITY_LOGGED"]
     workspace_id: UUID
     payload: ActivityRow
+
+
+class PlanStep(Struct, frozen=True):
+    """One thing a sweep does; `bytes` is what the filesystem gets back, negative where it takes."""
+
+    action: str
+    leaf: str | None
+    rows: int
+    bytes: int
+    why: str
+
+
+class HeldSpace(Struct, frozen=True, omit_defaults=True):
+    """Space that has to stay, and because of whom."""
+
+    leaf: str
+    bytes: int
+    why: str
+    workspace_id: UUID | None = None
+    workspace_bytes: int | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class RetentionPlan(Struct, frozen=True):
+    """What a sweep would do now."""
+
+    steps: list[PlanStep]
+    held: list[HeldSpace]
+    bytes_to_come_back: int
+
+
+class PostponedStep(Struct, frozen=True):
+    """A step that found somebody in its way; the next pass tries again."""
+
+    step: PlanStep
+    reason: str
+
+
+class SweepReport(Struct, frozen=True):
+    """What one pass did."""
+
+    acked: int
+    expired: int
+    bytes_back: int
+    seconds: float
+    done: list[PlanStep]
+    postponed: list[PostponedStep]
+
+
+class UploadStates(Struct, frozen=True):
+    """How many uploads are in each state."""
+
+    never_fetched: int
+    fetched: int
+    acked: int
+    expired: int
+
+
+class WorkspaceSpaceView(Struct, frozen=True):
+    """What one workspace has waiting."""
+
+    workspace_id: UUID
+    uploads: UploadStates
+    waiting_bytes: int
+    waiting_since: datetime | None
+
+
+class TableSpaceView(Struct, frozen=True):
+    """What one table takes on disk, with its leaves."""
+
+    name: str
+    bytes: int
+    dead_rows: int
+    leaves: int
+
+
+class LagView(Struct, frozen=True):
+    """How many rows a workspace has not handled yet."""
+
+    workspace_id: UUID
+    behind: int
+
+
+class PinView(Struct, frozen=True):
+    """Something that keeps space from coming back."""
+
+    who: str
+    what: str
+    way_out: str
+    bytes: int
+    seconds: float
+
+
+class SpaceView(Struct, frozen=True):
+    """What takes space, what holds it, and how deliveries stand."""
+
+    total_bytes: int
+    live_bytes: int
+    dead_bytes: int
+    growth_bytes_per_day: float | None
+    free_bytes: int | None
+    days_until_full: float | None
+    lead_seconds: dict[str, float]
+    tables: list[TableSpaceView]
+    uploads: UploadStates
+    workspaces: list[WorkspaceSpaceView]
+    lags: list[LagView]
+    pins: list[PinView]

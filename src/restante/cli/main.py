@@ -5,7 +5,7 @@ import sys
 from cyclopts import App
 
 from restante import __version__
-from restante.cli import migrate, serve
+from restante.cli import migrate, serve, status, sweep
 from restante.errors import RestanteError
 
 app = App(
@@ -13,7 +13,7 @@ app = App(
     version=__version__,
     help="Files and messages wait here for receivers that nobody can call.",
 )
-for command in (serve, migrate):
+for command in (serve, status, sweep, migrate):
     command.register(app)
 
 

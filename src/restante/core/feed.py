@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from ulid import ULID
 
-from restante.core.uploads import NewUpload, pending_uri
+from restante.core.uploads import NewUpload, Upload, pending_uri
 from restante.ids import ActivityId, WorkspaceId
 
 RECEIVED = "a2a_receive"
@@ -86,7 +86,7 @@ def new_activity_id() -> ActivityId:
     return ActivityId(ULID().to_uuid())
 
 
-def announcement(workspace_id: WorkspaceId, file: NewUpload) -> NewActivity:
+def announcement(workspace_id: WorkspaceId, file: NewUpload | Upload) -> NewActivity:
     """The row that tells a workspace of a staged file."""
     body = {
         "file_id": str(file.file_id),

@@ -40,6 +40,7 @@ class Reservation:
 
     id: UUID
     workspace_id: WorkspaceId
+    bucket: datetime  # not to be dropped meanwhile
     bytes: int
     files: int
     expires_at: datetime

@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from restante.errors import AddressTaken
+from restante.runtime.heads import BoundedHttp
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -70,7 +71,9 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 lifespan="off",
                 proxy_headers=False,
+                http=BoundedHttp,
                 ws="websockets-sansio",
+                ws_max_size=64 * 1024,  # nobody has anything to say to us there
                 timeout_graceful_shutdown=grace_seconds,  # pyright: ignore[reportArgumentType] - a float works
             )
         )

@@ -51,7 +51,13 @@ def _not_told_before(record: logging.LogRecord) -> bool:
 
 
 def _for_people() -> list[Processor]:
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            # The pretty one prints local variables, and with them tokens and contents.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+    ]
 
 
 def _for_machines() -> list[Processor]:

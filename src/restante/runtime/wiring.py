@@ -14,19 +14,23 @@ from starlette.applications import Starlette
 
 from restante.core.migrations import Phase
 from restante.core.quotas import Quota
+from restante.core.retention import Policy as RetentionPolicy
 from restante.postgres import DataDirectory, EmbeddedPostgres, postgres_for
-from restante.runtime import admin_token
+from restante.runtime import admin_token, logs
 from restante.runtime.listener import HttpServer, address_of, is_loopback, listen
 from restante.runtime.loops import Loop, Loops
 from restante.runtime.metrics import Metrics
 from restante.services.capacity import Capacity
 from restante.services.delivery import Delivery
 from restante.services.feed import Feed
+from restante.services.phantoms import Phantoms
 from restante.services.push import Push
 from restante.services.rates import Rate
 from restante.services.readiness import Readiness
 from restante.services.registry import Registry
+from restante.services.space import SpaceAccount
 from restante.services.staging import Policy, Staging
+from restante.services.sweeping import Sweeping
 from restante.services.upkeep import Upkeep
 from restante.services.wakeups import Wakeups
 from restante.settings import Settings
@@ -37,6 +41,11 @@ from restante.web import app
 from restante.web.context import Context
 
 log = structlog.get_logger()
+
+_SWEEP_SECONDS = 30.0
+
+# A bucket whose time is over is left alone for so long: the clocks of servers differ a little.
+_SETTLING = timedelta(seconds=5)
 
 _FAREWELL_SECONDS = 0.1
 _LAST_NOTICE_SECONDS = 0.5
@@ -113,21 +122,74 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
             feed_retention=timedelta(days=settings.feed_retention_days),
         )
         await upkeep.create_leaves()
-        loops = [
-            Loop("leaves", upkeep.create_leaves, interval_seconds=60, deadline_seconds=30),
-            Loop("expired", upkeep.forget_expired, interval_seconds=60, deadline_seconds=30),
-        ]
+        loops = _loops(settings, db, context, upkeep)
         context.metrics.expect_loops(loop.name for loop in loops)
         await stack.enter_async_context(Loops(loops, context.metrics))
         yield app.build(context), token_file
 
 
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What the operator's commands work with."""
+
+    sweeping: Sweeping
+    space: SpaceAccount
+
+
+@asynccontextmanager
+async def operator(settings: Settings) -> AsyncIterator[Operator]:
+    """For commands: the services of a server, without one."""
+    logs.configure(settings.log_format, "warning")
+    async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
+        await Readiness(db, migrate.shipped()).check()
+        delivery = _delivery(settings, db, Wakeups(db, Listener(dsn)))
+        yield Operator(_sweeping(settings, db, delivery), SpaceAccount(db))
+
+
+def _loops(settings: Settings, db: Database, context: Context, upkeep: Upkeep) -> list[Loop]:
+    """Everything that happens by itself."""
+    metrics = context.metrics
+    phantoms = Phantoms(
+        db,
+        stale=timedelta(seconds=settings.phantom_stale_seconds),
+        count=metrics.phantom_busy_resets.inc,
+    )
+
+    async def sweep() -> None:
+        await context.sweeping.one_pass(metrics)
+
+    async def look_at_space() -> None:
+        metrics.saw_space(await context.space.sample())
+
+    sweep_seconds = settings.sweep_interval_seconds
+    return [
+        Loop("leaves", upkeep.create_leaves, upkeep.seconds_between_looks, deadline_seconds=30),
+        Loop("expired", upkeep.forget_expired, interval_seconds=60, deadline_seconds=30),
+        Loop("sweep", sweep, sweep_seconds, deadline_seconds=_SWEEP_SECONDS),
+        Loop("space", look_at_space, interval_seconds=300, deadline_seconds=30),
+        Loop("phantoms", phantoms.reset, interval_seconds=300, deadline_seconds=30),
+    ]
+
+
+def _sweeping(settings: Settings, db: Database, delivery: Delivery) -> Sweeping:
+    policy = RetentionPolicy(
+        ack_retention=timedelta(seconds=settings.ack_retention_seconds),
+        feed_retention=timedelta(days=settings.feed_retention_days),
+        settling=_SETTLING,
+    )
+    return Sweeping(
+        db,
+        delivery,
+        policy,
+        bucket_seconds=settings.bucket_seconds,
+        budget_seconds=_SWEEP_SECONDS * 0.7,
+    )
+
+
 def _context(
     settings: Settings, db: Database, wakeups: Wakeups, push: Push, admin_token: str
 ) -> Context:
-    blobs = PostgresBlobs(db)
-    capacity = Capacity(db, Quota(settings.server_max_bytes, settings.server_max_files))
-    staging = Staging(db, blobs, capacity, wakeups, _policy(settings))
+    delivery = _delivery(settings, db, wakeups)
     return Context(
         metrics=Metrics(settings.metrics_namespace),
         readiness=Readiness(db, migrate.shipped()),
@@ -137,7 +199,9 @@ def _context(
             registration_token=settings.registration_token,
             is_open=is_loopback(settings.host),
         ),
-        delivery=Delivery(db, blobs, staging),
+        delivery=delivery,
+        sweeping=_sweeping(settings, db, delivery),
+        space=SpaceAccount(db),
         feed=Feed(db, wakeups),
         push=push,
         message_rate=Rate(settings.messages_per_minute),
@@ -145,9 +209,19 @@ def _context(
     )
 
 
+def _delivery(settings: Settings, db: Database, wakeups: Wakeups) -> Delivery:
+    blobs = PostgresBlobs(db)
+    capacity = Capacity(db, Quota(settings.server_max_bytes, settings.server_max_files))
+    staging = Staging(db, blobs, capacity, wakeups, _policy(settings))
+    retention = timedelta(seconds=settings.ack_retention_seconds)
+    return Delivery(db, blobs, staging, ack_retention=retention)
+
+
 def _policy(settings: Settings) -> Policy:
     return Policy(
         ttl=timedelta(seconds=settings.upload_ttl_seconds),
+        ttl_min=timedelta(seconds=settings.upload_ttl_min_seconds),
+        ttl_max=timedelta(seconds=settings.upload_ttl_max_seconds),
         bucket_seconds=settings.bucket_seconds,
         quota=Quota(settings.workspace_max_bytes, settings.workspace_max_files),
         answers_kept=timedelta(days=1),

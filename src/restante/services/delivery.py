@@ -12,6 +12,7 @@ from uuid import UUID
 
 import structlog
 
+from restante.core.feed import announcement
 from restante.core.uploads import CHUNK_BYTES, Swept, Upload
 from restante.errors import RestanteError, UploadGone
 from restante.ids import FileId, WorkspaceId
@@ -20,6 +21,7 @@ from restante.services.staging import Staging
 from restante.store import quotas, uploads
 from restante.store.blobs import Blobs
 from restante.store.database import Database, Tx
+from restante.store.uploads import Reopening
 
 log = structlog.get_logger()
 
@@ -53,9 +55,12 @@ class Batch:
 class Delivery:
     """Hands files over."""
 
-    def __init__(self, db: Database, blobs: Blobs, staging: Staging) -> None:
+    def __init__(
+        self, db: Database, blobs: Blobs, staging: Staging, *, ack_retention: timedelta
+    ) -> None:
         self._db = db
         self._blobs = blobs
+        self._ack_retention = max(ack_retention, timedelta(0))
         self.staging = staging
 
     async def stage(self, workspace_id: WorkspaceId, file: NewFile) -> FileId:
@@ -189,9 +194,27 @@ class Delivery:
             )
         return acked is not None
 
-    async def sweep(self, *, ack_retention: timedelta, now: datetime) -> Swept:
+    async def reopen(self, workspace_id: WorkspaceId, file_id: FileId) -> Upload:
+        """
+        Let an acknowledged file wait again, as long as its retention lasts, and announce it again.
+
+        Raises UploadGone if it is not there, was never acknowledged, or may go at any moment.
+        """
+        now = datetime.now(UTC)
+        times = Reopening(now, now - self._ack_retention, now + self._ack_retention)
+        async with self._db.connection() as connection:
+            found = await uploads.get_acked(connection, workspace_id, file_id)
+            if found is None or not await uploads.reopen(
+                connection, found, announcement(workspace_id, found), times
+            ):
+                raise UploadGone(_GONE)
+        self.staging.wake(workspace_id)
+        log.info("upload_reopened", **_named(found))
+        return found
+
+    async def sweep(self, *, now: datetime) -> Swept:
         """Delete what is due, in batches small enough not to be felt."""
-        acked_before = now - max(ack_retention, timedelta(0))
+        acked_before = now - self._ack_retention
         swept = Swept()
         while True:
             async with self._db.connection() as connection:

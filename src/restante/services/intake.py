@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import uuid4
 
 from restante.core import quotas as quota_rules
@@ -92,6 +92,7 @@ class Terms:
     claim: Claim
     room_until: datetime
     keep: bool  # False: only read and hash
+    ttl: timedelta | None = None  # None: as long as usual
 
 
 class Intake:
@@ -217,7 +218,7 @@ class Intake:
             return
         terms, claim = self.terms, self.terms.claim
         wanted = Reservation(
-            uuid4(), terms.workspace_id, claim.bytes, claim.files, terms.room_until
+            uuid4(), terms.workspace_id, terms.bucket, claim.bytes, claim.files, terms.room_until
         )
         async with self._db.connection() as connection:
             if not await quotas.reserve(connection, wanted, self.terms.quota):

@@ -20,7 +20,7 @@ from restante.core.uploads import (
     pending_uri,
     time_allowed,
 )
-from restante.errors import KeyReused, RestanteError
+from restante.errors import BadRequest, KeyReused, RestanteError
 from restante.ids import WorkspaceId
 from restante.services.capacity import Capacity
 from restante.services.intake import Intake, Terms
@@ -38,6 +38,8 @@ class Policy:
     """What the operator chose."""
 
     ttl: timedelta
+    ttl_min: timedelta
+    ttl_max: timedelta
     bucket_seconds: int
     quota: Quota  # of each workspace
     answers_kept: timedelta
@@ -59,19 +61,30 @@ class Staging:
 
     @asynccontextmanager
     async def intake(
-        self, workspace_id: WorkspaceId, declared_bytes: int, *, keep: bool = True
+        self,
+        workspace_id: WorkspaceId,
+        declared_bytes: int,
+        *,
+        keep: bool = True,
+        ttl: timedelta | None = None,
     ) -> AsyncIterator[Intake]:
-        """Take in one request's files; unless they are published inside, nothing remains."""
+        """
+        Take in one request's files; unless they are published inside, nothing remains.
+
+        They wait as long as the sender asks for, within the operator's bounds, or as long as usual.
+        """
+        self._check_ttl(ttl)
         claimed_bytes = min(declared_bytes, self._policy.quota.max_bytes) if keep else 0
         now = datetime.now(UTC)
         async with self._capacity.claimed(claimed_bytes, 1 if keep else 0) as claim:
             terms = Terms(
                 workspace_id,
-                bucket=bucket_of(now, self._policy.bucket_seconds),
+                bucket=self._bucket(now),
                 quota=self._policy.quota,
                 claim=claim,
                 room_until=now + 2 * self.time_allowed(declared_bytes),
                 keep=keep,
+                ttl=ttl,
             )
             intake = Intake(self._db, self._blobs, terms)
             try:
@@ -79,6 +92,17 @@ class Staging:
             except BaseException:
                 await intake.abandon()
                 raise
+
+    def _check_ttl(self, ttl: timedelta | None) -> None:
+        shortest, longest = self._policy.ttl_min, self._policy.ttl_max
+        if ttl is not None and not shortest <= ttl <= longest:
+            raise BadRequest(
+                f"ttl_seconds is wrong: files wait from {shortest.total_seconds():.0f} "
+                f"to {longest.total_seconds():.0f} s here."
+            )
+
+    def _bucket(self, now: datetime) -> datetime:
+        return bucket_of(now, self._policy.bucket_seconds)
 
     def time_allowed(self, declared_bytes: int) -> timedelta:
         """How long a body of this size may take to arrive."""
@@ -113,7 +137,7 @@ class Staging:
 
     def announce(self, intake: Intake) -> None:
         """After the commit: wake, count, and log."""
-        self._wakeups.grew(intake.workspace_id)
+        self.wake(intake.workspace_id)
         self._capacity.stored(sum(file.size for file in intake.files), len(intake.files))
         for file in intake.files:
             log.info(
@@ -123,6 +147,10 @@ class Staging:
                 size=file.size,
                 name=file.name,
             )
+
+    def wake(self, workspace_id: WorkspaceId) -> None:
+        """Wake who waits for this feed."""
+        self._wakeups.grew(workspace_id)
 
     async def is_known(self, workspace_id: WorkspaceId, key: str) -> bool:
         """Whether a request with this key has been answered."""
@@ -158,9 +186,9 @@ class Staging:
         now, files = datetime.now(UTC), intake.files
         return Publication(
             workspace_id=intake.workspace_id,
-            bucket=intake.terms.bucket,
+            bucket=intake.terms.bucket if intake.reservation else self._bucket(now),
             created_at=now,
-            expires_at=now + self._policy.ttl,
+            expires_at=now + (intake.terms.ttl or self._policy.ttl),
             files=files,
             announcements=[announcement(intake.workspace_id, file) for file in files],
             last_chunks=last_chunks,

@@ -10,11 +10,11 @@ from restante.store.database import Database
 
 log = structlog.get_logger()
 
-_FEED_LEAVES = (
-    12  # in a whole retention period: few enough to plan fast, many enough to trim finely
-)
-_LEAD = 3  # leaves that exist ahead of the clock, whatever their width
+# In a whole retention period: few enough to plan fast, many enough to trim finely.
+_FEED_LEAVES = 12
+_LEAST_FEED_WIDTH = timedelta(minutes=1)
 _LEAST_LEAD = timedelta(hours=6)
+_MOST_LEAVES_AHEAD = 60
 
 
 class Upkeep:
@@ -25,13 +25,22 @@ class Upkeep:
     ) -> None:
         self._db = db
         self._delivery = delivery
-        hours = max(1, round(feed_retention / _FEED_LEAVES / timedelta(hours=1)))
-        self._widths = {leaves.CHUNKS: bucket, leaves.FEED: timedelta(hours=hours)}
+        minutes = feed_retention / _FEED_LEAVES // _LEAST_FEED_WIDTH
+        self._widths = {
+            leaves.CHUNKS: bucket,
+            leaves.FEED: max(minutes * _LEAST_FEED_WIDTH, _LEAST_FEED_WIDTH),
+        }
+
+    @property
+    def seconds_between_looks(self) -> float:
+        """Often enough that the leaves never run out, should a few looks fail."""
+        shortest = min(_lead(width) for width in self._widths.values())
+        return min(60.0, shortest.total_seconds() / 4)
 
     async def create_leaves(self) -> None:
         """Make sure that rows find a leaf for hours to come, should nobody look again."""
         for table, width in self._widths.items():
-            lead = max(_LEAD * width, _LEAST_LEAD)
+            lead = _lead(width)
             created = await leaves.create_ahead(
                 self._db, table, now=datetime.now(UTC), width=width, lead=lead
             )
@@ -43,3 +52,8 @@ class Upkeep:
         forgotten = await self._delivery.forget_expired(now=datetime.now(UTC))
         if forgotten:
             log.info("expired_forgotten", count=forgotten)
+
+
+def _lead(width: timedelta) -> timedelta:
+    """How far ahead of the clock leaves exist: hours, and never fewer than three."""
+    return min(max(3 * width, _LEAST_LEAD), _MOST_LEAVES_AHEAD * width)

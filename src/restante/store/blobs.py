@@ -80,6 +80,7 @@ class PostgresBlobs:
                     return
         finally:
             ahead.cancel()
+            ahead.add_done_callback(_forget)
 
     async def _window(self, upload: Upload, first: int, last: int) -> list[bytes]:
         if first > last:
@@ -91,6 +92,12 @@ class PostgresBlobs:
             )
         unbroken = takewhile(lambda pair: pair[0] == pair[1]["seq"], enumerate(rows, first))
         return [row["bytes"] for _, row in unbroken]
+
+
+def _forget(ahead: "asyncio.Future[list[bytes]]") -> None:
+    """Nobody waits for it any more; not even for its failure."""
+    if not ahead.cancelled():
+        ahead.exception()
 
 
 def last_chunk_of(size: int) -> int:

@@ -19,6 +19,7 @@ from restante.errors import (
     DatabaseUnavailable,
     RestanteError,
     StatementTimedOut,
+    TableBusy,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ _BROKEN = (
     asyncpg.InternalClientError,
 )
 
+_FROM_THE_DRIVER = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _CLOSED = "The connection to the database was closed."
 
 # The driver uses one error for losses and for mistakes of ours, and tells them apart in words.  A
@@ -228,21 +230,36 @@ def translated() -> Iterator[None]:
     """Translate what the driver raises; everything else passes through untouched."""
     try:
         yield
-    except (RestanteError, asyncio.CancelledError):
-        raise
-    except (asyncpg.QueryCanceledError, TimeoutError) as error:
-        raise StatementTimedOut(f"The database took too long: {reason(error)}.") from error
-    except (asyncpg.DiskFullError, asyncpg.OutOfMemoryError) as error:
-        raise DatabaseFull("The database has no space left; nothing was stored.") from error
-    except _LOST as error:
-        raise DatabaseUnavailable(f"The database went away: {reason(error)}.") from error
-    except asyncpg.InternalClientError as error:
-        # The driver trips over the farewell of a Postgres that ends between two statements.
-        raise DatabaseUnavailable(_CLOSED) from error
-    except asyncpg.InterfaceError as error:
-        if not any(word in str(error) for word in _WORDS_FOR_A_LOSS):
+    except (*_FROM_THE_DRIVER, *_LOST, TimeoutError) as error:
+        fact = _fact(error)
+        if fact is None:
             raise
-        raise DatabaseUnavailable(_CLOSED) from error
+        raise fact from error
+
+
+def _fact(error: BaseException) -> RestanteError | None:
+    """What has happened, in our words; None for a mistake of ours."""
+    match error:
+        case asyncpg.QueryCanceledError() | TimeoutError():
+            return StatementTimedOut(f"The database took too long: {reason(error)}.")
+        case asyncpg.LockNotAvailableError():
+            return TableBusy(f"Somebody is in the way: {reason(error)}.")
+        case asyncpg.DiskFullError() | asyncpg.OutOfMemoryError():
+            return DatabaseFull("The database has no space left; nothing was stored.")
+        case _ if isinstance(error, _LOST):
+            return DatabaseUnavailable(f"The database went away: {reason(error)}.")
+        case _ if _means_closed(error):
+            return DatabaseUnavailable(_CLOSED)
+        case _:
+            return None
+
+
+def _means_closed(error: BaseException) -> bool:
+    if isinstance(error, asyncpg.InternalClientError):
+        # The driver trips over the farewell of a Postgres that ends between two statements.
+        return True
+    words = str(error)
+    return isinstance(error, asyncpg.InterfaceError) and any(w in words for w in _WORDS_FOR_A_LOSS)
 
 
 def reason(error: BaseException) -> str:

@@ -51,8 +51,14 @@ FEED = Table("feed", key=_uuid_floor, moment=_uuid_moment)
 async def spans_of(connection: Tx, table: Table) -> list[Span]:
     """The stretches of time that have a leaf."""
     rows = await connection.fetch(queries.leaves_of, table.name)
-    bounds = [_BOUNDS.search(row["bounds"]) for row in rows]
-    return [Span(table.moment(b["start"]), table.moment(b["end"])) for b in bounds if b]
+    return [span_of(table, row["bounds"]) for row in rows]
+
+
+def span_of(table: Table, bounds: str) -> Span:
+    """The stretch of time in a leaf's bounds as Postgres prints them."""
+    found = _BOUNDS.search(bounds)
+    assert found is not None  # noqa: S101 - we have made no other leaves
+    return Span(table.moment(found["start"]), table.moment(found["end"]))
 
 
 async def create_ahead(

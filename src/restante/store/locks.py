@@ -20,6 +20,17 @@ _TRY_EVERY_SECONDS = 0.05
 
 
 @asynccontextmanager
+async def held_if_free(connection: Tx, name: str) -> AsyncIterator[bool]:
+    """Hold the lock if nobody else does; says whether."""
+    is_held = bool(await connection.fetchval(locks.try_lock, name))
+    try:
+        yield is_held
+    finally:
+        if is_held and not connection.is_closed():
+            await connection.execute(locks.unlock, name)
+
+
+@asynccontextmanager
 async def held(connection: Tx, name: str, *, wait_seconds: float) -> AsyncIterator[None]:
     """
     Hold the lock of that name on this connection.

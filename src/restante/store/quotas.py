@@ -24,6 +24,7 @@ async def reserve(connection: Tx, reservation: Reservation, quota: Quota) -> boo
         quota.max_bytes,
         quota.max_files,
         reservation.expires_at,
+        reservation.bucket,
     )
     return reserved is not None
 

@@ -121,6 +121,7 @@ create index feed_in_order on feed (workspace_id, seq);
 create table reservations (
     id           uuid        not null primary key,
     workspace_id uuid        not null,
+    bucket       timestamptz not null, -- not to be dropped meanwhile
     bytes        bigint      not null check (bytes >= 0),
     files        integer     not null check (files >= 0),
     expires_at   timestamptz not null
@@ -137,3 +138,9 @@ create table answers (
     primary key (workspace_id, idempotency_key)
 );
 create index answers_expiring on answers (expires_at);
+
+-- What the tables took at each pass of the sweep, for as long as their growth is looked at.
+create table space_samples (
+    taken_at timestamptz not null primary key,
+    bytes    bigint      not null
+);

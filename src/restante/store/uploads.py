@@ -156,6 +156,42 @@ async def acknowledge(
     return Acknowledged(**dict(row)) if row else None
 
 
+async def get_acked(connection: Tx, workspace_id: WorkspaceId, file_id: FileId) -> Upload | None:
+    """The upload if it was acknowledged and is still there."""
+    row = await connection.fetchrow(queries.get_acked, workspace_id, file_id)
+    return _upload(row) if row else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reopening:
+    """When a file may wait again, and for how long."""
+
+    now: datetime
+    acked_since: datetime
+    waits_until: datetime
+
+
+async def reopen(
+    connection: Tx, upload: Upload, announcement: NewActivity, times: Reopening
+) -> bool:
+    """Let an acknowledged file wait again and announce it; False if its time is over."""
+    reopened = await connection.fetchrow(
+        queries.reopen,
+        upload.workspace_id,
+        upload.file_id,
+        times.acked_since,
+        times.waits_until,
+        new_activity_id(),
+        times.now,
+        announcement.activity_type,
+        announcement.method,
+        announcement.summary,
+        announcement.request_body.decode(),
+        announcement.status,
+    )
+    return reopened is not None
+
+
 async def sweep(connection: Tx, *, acked_before: datetime, expired_before: datetime) -> Swept:
     """Delete one batch of what is due; call again while the batch was full."""
     row = await connection.fetchrow(queries.sweep, acked_before, expired_before, SWEEP_BATCH)

@@ -9,7 +9,17 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from restante.errors import RestanteError
-from restante.web import docs, events, feed, health, messages, problems, uploads, workspaces
+from restante.web import (
+    docs,
+    events,
+    feed,
+    health,
+    messages,
+    problems,
+    retention,
+    uploads,
+    workspaces,
+)
 from restante.web.context import Context
 from restante.web.observe import Observed
 
@@ -35,10 +45,14 @@ ROUTES = [
     Route(_WORKSPACE + "/pending-uploads", uploads.waiting),
     Route(_FILE + "/content", uploads.content),
     Route(_FILE + "/ack", uploads.acknowledge, methods=["POST"]),
+    Route(_FILE + "/reopen", uploads.reopen, methods=["POST"]),
     Route("/admin/workspaces", workspaces.page),
     Route(_ADMIN, workspaces.show),
     Route(_ADMIN + "/token", workspaces.reissue_token, methods=["POST"]),
     Route(_ADMIN + "/token", workspaces.revoke_token, methods=["DELETE"]),
+    Route("/admin/retention/plan", retention.plan),
+    Route("/admin/retention/sweep", retention.sweep, methods=["POST"]),
+    Route("/admin/status", retention.status),
 ]
 
 SOCKETS = [WebSocketRoute(_WORKSPACE + "/ws", events.socket)]
@@ -69,6 +83,8 @@ def build(context: Context) -> Starlette:
     )
     app.state.context = context
     app.state.reference = _reference()
+    for (method, path), statuses in _reference().statuses.items():
+        context.metrics.expect_requests(method, path, statuses)
     return app
 
 

@@ -11,6 +11,8 @@ from restante.services.push import Push
 from restante.services.rates import Rate
 from restante.services.readiness import Readiness
 from restante.services.registry import Registry
+from restante.services.space import SpaceAccount
+from restante.services.sweeping import Sweeping
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class Context:
     registry: Registry
     delivery: Delivery
     feed: Feed
+    sweeping: Sweeping
+    space: SpaceAccount
     push: Push
     message_rate: Rate
     staging_enabled: bool

@@ -15,7 +15,6 @@ from restante.core.feed import Activity, Filter, Page
 from restante.errors import (
     BadRequest,
     CursorGone,
-    MessageTooLarge,
     NotAuthenticated,
     TooManyAtOnce,
     WorkspaceUnknown,
@@ -25,7 +24,7 @@ from restante.services.feed import Query
 from restante.web import auth
 from restante.web.context import context
 from restante.web.downloads import until_gone
-from restante.web.operations import json_body, operation, query_of
+from restante.web.operations import BODY_REFUSALS, json_body, operation, query_of
 from restante.web.problems import json_response
 
 _NULL = Raw(b"null")
@@ -156,7 +155,7 @@ def _headers(page: Page) -> dict[str, str]:
     caller="workspace",
     body=wire.FeedAck,
     answers={200: wire.FeedAcked},
-    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, MessageTooLarge),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, *BODY_REFUSALS),
 )
 async def acknowledge(request: Request) -> Response:
     workspace = await auth.owner(request)

@@ -12,7 +12,6 @@ from restante.core.workspaces import clean_label
 from restante.errors import (
     AddressRefused,
     BadRequest,
-    MessageTooLarge,
     NotAuthenticated,
     TooManyMessages,
     WorkspaceHasNoCallback,
@@ -21,7 +20,7 @@ from restante.errors import (
 )
 from restante.web import auth, push
 from restante.web.context import context
-from restante.web.operations import operation, read_limited
+from restante.web.operations import BODY_REFUSALS, operation, read_limited
 from restante.web.problems import json_response
 
 
@@ -37,7 +36,7 @@ from restante.web.problems import json_response
         BadRequest,
         NotAuthenticated,
         WorkspaceUnknown,
-        MessageTooLarge,
+        *BODY_REFUSALS,
         WorkspaceHasNoCallback,
         TooManyMessages,
         WorkspaceUnreachable,

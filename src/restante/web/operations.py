@@ -2,6 +2,7 @@
 What an operation takes and gives, said once: the handler decodes with it, OpenAPI describes it.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
@@ -10,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from restante.errors import BadRequest, MessageTooLarge, RestanteError
+from restante.errors import BadRequest, MessageTooLarge, RestanteError, UploadTooSlow
 
 Handler = Callable[[Request], Awaitable[Response]]
 Caller = Literal["anyone", "workspace", "workspace or admin", "any workspace or admin", "admin"]
@@ -18,6 +19,10 @@ Caller = Literal["anyone", "workspace", "workspace or admin", "any workspace or 
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_JSON_BYTES = 1024 * 1024
+_JSON_SECONDS = 30
+
+# What reading a JSON body may end in, beside BadRequest.
+BODY_REFUSALS = (MessageTooLarge, UploadTooSlow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,16 @@ async def json_body(request: Request, shape: type[T]) -> T:
 
 async def read_limited(request: Request) -> bytes:
     """The whole body, as far as it may go."""
+    try:
+        async with asyncio.timeout(_JSON_SECONDS):
+            return await _read(request)
+    except TimeoutError as error:
+        raise UploadTooSlow(
+            f"The body did not arrive within {_JSON_SECONDS} s.", seconds=_JSON_SECONDS
+        ) from error
+
+
+async def _read(request: Request) -> bytes:
     body = bytearray()
     async for piece in request.stream():
         body += piece

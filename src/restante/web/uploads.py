@@ -1,5 +1,6 @@
 """Files come in from the canvas, are listed, fetched and acknowledged by their workspace."""
 
+from datetime import timedelta
 from typing import Annotated
 from uuid import UUID
 
@@ -48,9 +49,19 @@ from restante.web.problems import json_response, on_restante_error
 log = structlog.get_logger()
 
 
+class UploadQuery(msgspec.Struct, frozen=True):
+    """How long the files may wait."""
+
+    ttl_seconds: Annotated[
+        Annotated[int, Meta(ge=1, le=31_536_000)] | None,
+        Meta(description="How long they wait to be fetched, within the operator's bounds."),
+    ] = None
+
+
 @operation(
     summary="Send files to a workspace.",
     caller="workspace or admin",
+    query=UploadQuery,
     files=True,
     details="All of the files are stored and announced, or none. "
     f"A file may have {MAX_FILE_BYTES} bytes, a request {MAX_REQUEST_BYTES} bytes "
@@ -105,7 +116,9 @@ async def _stage(request: Request, workspace: Workspace) -> bytes:
     length = MAX_REQUEST_BYTES if declared is None else declared
     key = _idempotency_key(request)
     is_repeat = key is not None and await staging.is_known(workspace.id, key)
-    async with staging.intake(workspace.id, length, keep=not is_repeat) as intake:
+    asked = query_of(request, UploadQuery).ttl_seconds
+    ttl = None if asked is None else timedelta(seconds=asked)
+    async with staging.intake(workspace.id, length, keep=not is_repeat, ttl=ttl) as intake:
         within_seconds = staging.time_allowed(length).total_seconds()
         await multipart.take_files(request, intake, within_seconds=within_seconds)
         if is_repeat and key is not None:
@@ -206,3 +219,17 @@ async def acknowledge(request: Request) -> Response:
     workspace = await auth.owner(request)
     was_there = await context(request).delivery.acknowledge(workspace.id, file_id)
     return json_response(wire.Acked(acked=True, raced=not was_there))
+
+
+@operation(
+    summary="Reopen an acknowledged file: it waits and is announced again.",
+    details="For a workspace that acknowledged a file and then lost it, while its retention lasts.",
+    caller="workspace or admin",
+    answers={200: wire.Status},
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, UploadGone),
+)
+async def reopen(request: Request) -> Response:
+    file_id = auth.file_id(request)
+    workspace = await auth.owner_or_admin(request)
+    await context(request).delivery.reopen(workspace.id, file_id)
+    return json_response(wire.Status("reopened"))

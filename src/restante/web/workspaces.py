@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from restante import wire
 from restante.core.workspaces import Changes, Workspace, clean_label, opens
-from restante.errors import BadRequest, MessageTooLarge, NotAuthenticated, WorkspaceUnknown
+from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId
 from restante.web import auth
 from restante.web.context import context
-from restante.web.operations import json_body, operation, query_of
+from restante.web.operations import BODY_REFUSALS, json_body, operation, query_of
 from restante.web.problems import json_response
 
 
@@ -27,7 +27,7 @@ from restante.web.problems import json_response
     "registration token or the admin's is the operator's choice.",
     body=wire.Registration,
     answers={200: wire.Registered},
-    refusals=(BadRequest, NotAuthenticated, MessageTooLarge),
+    refusals=(BadRequest, NotAuthenticated, *BODY_REFUSALS),
 )
 async def register(request: Request) -> Response:
     sent = await json_body(request, wire.Registration)
@@ -53,7 +53,7 @@ async def register(request: Request) -> Response:
     caller="workspace",
     body=wire.Heartbeat,
     answers={200: wire.Status},
-    refusals=(BadRequest, NotAuthenticated, MessageTooLarge),
+    refusals=(BadRequest, NotAuthenticated, *BODY_REFUSALS),
 )
 async def heartbeat(request: Request) -> Response:
     sent = await json_body(request, wire.Heartbeat)
@@ -71,7 +71,7 @@ async def heartbeat(request: Request) -> Response:
     body=wire.WorkspaceChanges,
     details="What is not sent stays as it was.",
     answers={200: wire.Status},
-    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, MessageTooLarge),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, *BODY_REFUSALS),
 )
 async def change(request: Request) -> Response:
     auth.admin(request)

@@ -9,8 +9,8 @@ with room as (
        and waiting_files + reserved_files + $4 <= $6
     returning true
 )
-insert into reservations (id, workspace_id, bytes, files, expires_at)
-select $1, $2, $3, $4, $7 from room
+insert into reservations (id, workspace_id, bucket, bytes, files, expires_at)
+select $1, $2, $8, $3, $4, $7 from room
 returning id;
 
 -- name: release

@@ -30,6 +30,7 @@ with remembered as (
            reserved_bytes = reserved_bytes - coalesce((select bytes from promised), 0)
      where workspace_id = $1
        and ($2::text is null or exists (select from remembered))
+       and ($6::uuid is null or exists (select from promised))
        and waiting_bytes + reserved_bytes - coalesce((select bytes from promised), 0) + $8 <= $9
        and waiting_files + reserved_files - coalesce((select files from promised), 0) + $7 <= $10
     returning last_seq
@@ -114,6 +115,37 @@ with before as (
      where workspace_id = $1
 )
 select exists (select from acked) as first_time, name, size from before;
+
+-- name: reopen
+-- A workspace that acknowledged a file and then lost it: the file waits again, takes its room again,
+-- and is announced again, so that whoever follows the feed fetches it.
+with reopened as (
+    update uploads
+       set acked_at = null, fetched_at = null, expires_at = greatest(expires_at, $4)
+     where workspace_id = $1 and file_id = $2 and acked_at >= $3
+    returning size, name
+), counter as (
+    update feeds
+       set last_seq = last_seq + 1,
+           waiting_bytes = waiting_bytes + reopened.size, waiting_files = waiting_files + 1
+      from reopened
+     where workspace_id = $1
+    returning last_seq
+), announced as (
+    insert into feed (id, workspace_id, seq, activity_type, target_id, method, summary,
+                      request_body, status, created_at)
+    select $5, $1, counter.last_seq, announcement.activity_type, $1, announcement.method,
+           announcement.summary, announcement.body, announcement.status, $6
+      from counter, (values ($7, $8, $9, $10::json, $11))
+                        as announcement (activity_type, method, summary, body, status)
+)
+select size, name from reopened;
+
+-- name: get_acked
+select workspace_id, file_id, bucket, name, mimetype, size, sha256,
+       created_at, fetched_at, acked_at, expires_at
+  from uploads
+ where workspace_id = $1 and file_id = $2 and acked_at is not null;
 
 -- name: sweep
 -- Bounded: a backlog of millions must not hold locks for minutes; a row that somebody holds is left

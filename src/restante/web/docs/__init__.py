@@ -19,12 +19,20 @@ class Reference:
 
     document: bytes
     page: Page
+    statuses: dict[tuple[str, str], list[int]]  # of each method and path
 
 
 def reference(routes: Sequence[BaseRoute]) -> Reference:
     """Describe the routes; takes a moment, so it is done once."""
     document = openapi.document(routes)
-    return Reference(msgspec.json.encode(document), rendered(document))
+    statuses = {
+        (method.upper(), path): [
+            int(status) for status in operation["responses"] if status.isdigit()
+        ]
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    return Reference(msgspec.json.encode(document), rendered(document), statuses)
 
 
 def _reference_of(request: Request) -> Reference:

@@ -1,0 +1,47 @@
+"""Space accounting: what there is, what holds it, and when the disk is full."""
+
+import os
+from datetime import UTC, datetime
+
+from restante.core.space import Space
+from restante.store import space
+from restante.store.database import Database, Tx
+
+
+class SpaceAccount:
+    """Looks at the tables; the disk is looked at where it is this machine's."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def look(self) -> Space:
+        """The whole picture.  Reads only."""
+        now = datetime.now(UTC)
+        async with self._db.transaction(readonly=True) as tx:
+            return Space(
+                tables=await space.tables(tx),
+                live_bytes=await space.live_bytes(tx),
+                states=await space.states(tx, now=now),
+                workspaces=await space.workspaces(tx, now=now),
+                lags=await space.lags(tx),
+                pins=await space.pins(tx),
+                lead_seconds=await space.lead_seconds(tx, now=now),
+                growth_bytes_per_day=await space.growth_bytes_per_day(tx, now=now),
+                free_bytes=await _free_bytes(tx),
+            )
+
+    async def sample(self) -> Space:
+        """Look, and remember the total to see it grow."""
+        seen = await self.look()
+        async with self._db.connection() as connection:
+            await space.take_sample(connection, seen.total_bytes, now=datetime.now(UTC))
+        return seen
+
+
+async def _free_bytes(tx: Tx) -> int | None:
+    """The free space of the database's disk, if its directory is one that we can see."""
+    directory = await space.data_directory(tx)
+    if not directory or not os.access(directory, os.R_OK | os.X_OK):
+        return None
+    disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize

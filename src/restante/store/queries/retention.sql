@@ -1,0 +1,106 @@
+-- name: due_uploads
+-- Two index ranges; both are empty when nothing is due.
+select (select count(*) from uploads where acked_at is not null and acked_at < $1) as acked,
+       (select count(*) from uploads where acked_at is null and expires_at < $2) as expired;
+
+-- name: leaves
+-- Every leaf of our tables, and every table that was one and was left over.  Sizes are asked for apart.
+select parent.relname as table_name,
+       leaf.relname as name,
+       pg_get_expr(leaf.relpartbound, leaf.oid) as bounds,
+       case when pg_inherits.inhdetachpending then 'detaching'
+            when exists (select from pg_constraint
+                          where conrelid = leaf.oid and conname = 'sealed') then 'sealed'
+            else 'attached' end as state
+  from pg_inherits
+  join pg_class parent on parent.oid = pg_inherits.inhparent
+  join pg_class leaf on leaf.oid = pg_inherits.inhrelid
+ where parent.oid in ('chunks'::regclass, 'feed'::regclass)
+union all
+select split_part(relname, '_', 1), relname, null, 'detached'
+  from pg_class
+ where relnamespace = 'restante'::regnamespace
+   and relkind = 'r'
+   and not relispartition
+   and relname ~ '^(chunks|feed)_\d{8}_\d{6}$'
+ order by 1, 2;
+
+-- name: sizes
+-- As the filesystem sees them: heap, TOAST and indexes.
+select name, coalesce(pg_total_relation_size(to_regclass(name)), 0) as bytes
+  from unnest($1::text[]) as name;
+
+-- name: live_in
+-- What lives in each bucket and is not due, up to a limit: a bucket with more is not worth moving.
+-- With it, the workspace that has most of it.
+select leaf.number, live.files, live.bytes, live.workspace_id, live.held_bytes, live.held_files,
+       live.since, live.until
+  from unnest($1::timestamptz[], $2::timestamptz[]) with ordinality as leaf (begins, ends, number),
+       lateral (
+           select sum(count(*)) over () as files, (sum(sum(size)) over ())::bigint as bytes,
+                  workspace_id, sum(size)::bigint as held_bytes, count(*) as held_files,
+                  min(created_at) as since, max(expires_at) as until
+             from (select workspace_id, size, created_at, expires_at
+                     from uploads
+                    where bucket >= leaf.begins and bucket < leaf.ends
+                      and (acked_at is null or acked_at >= $3)
+                      and (acked_at is not null or expires_at >= $4)
+                    limit $5) as few
+            group by workspace_id
+            order by held_bytes desc, workspace_id
+            limit 1
+       ) as live;
+
+-- name: arriving_in
+select leaf.number, count(*) as uploads
+  from unnest($1::timestamptz[], $2::timestamptz[]) with ordinality as leaf (begins, ends, number)
+  join reservations on bucket >= leaf.begins and bucket < leaf.ends and expires_at > $3
+ group by leaf.number;
+
+-- name: is_in_use
+-- Asked once the leaf is sealed: from then on the answer can only turn from yes to no.
+select exists (select from uploads where bucket >= $1 and bucket < $2)
+    or exists (select from reservations where bucket >= $1 and bucket < $2 and expires_at > $3);
+
+-- name: files_in
+select workspace_id, file_id from uploads
+ where bucket >= $1 and bucket < $2
+ order by workspace_id, file_id
+ limit $3;
+
+-- name: move_file
+-- The bytes are copied and the row points at the copy, in one commit: a reader finds one or the other.
+-- A file that a client holds is left for the next pass.
+with upload as (
+    select workspace_id, file_id, bucket, size from uploads
+     where workspace_id = $1 and file_id = $2 and bucket <> $3
+       for update skip locked
+), copied as (
+    insert into chunks (bucket, workspace_id, file_id, seq, bytes)
+    select $3, chunks.workspace_id, chunks.file_id, chunks.seq, chunks.bytes
+      from upload
+      join chunks on chunks.bucket = upload.bucket
+                 and chunks.workspace_id = upload.workspace_id
+                 and chunks.file_id = upload.file_id
+), moved as (
+    update uploads set bucket = $3 from upload
+     where uploads.workspace_id = upload.workspace_id and uploads.file_id = upload.file_id
+    returning uploads.size
+)
+select size from moved;
+
+-- name: trim_feeds
+-- How far each feed is trimmed with this leaf, a batch of workspaces at a time: the rows of all of
+-- them must not be locked at once.  %s is the leaf.
+with gone as (
+    select workspace_id, max(seq) as seq from %s
+     where workspace_id > $1
+     group by workspace_id order by workspace_id limit $2
+), trimmed as (
+    update feeds set trimmed_seq = greatest(trimmed_seq, gone.seq)
+      from gone where feeds.workspace_id = gone.workspace_id
+)
+select workspace_id from gone order by workspace_id desc limit 1;
+
+-- name: size_of
+select coalesce(pg_total_relation_size(to_regclass($1)), 0);

@@ -1,0 +1,149 @@
+"""
+A picture of the tables for the planner, and the way of a leaf out of the database.
+
+A leaf is sealed (its last row is final), detached without a lock that readers or writers would
+feel, and dropped.  Each step can be interrupted, found in the catalogue again, and finished.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
+from uuid import UUID
+
+from restante.core.leaves import Span
+from restante.core.retention import Holder, Leaf, LeafState, Live
+from restante.ids import FileId, WorkspaceId
+from restante.store import leaves, sql
+from restante.store.database import Row, Tx
+
+queries = sql.load("retention")
+
+TABLES = {table.name: table for table in (leaves.CHUNKS, leaves.FEED)}
+
+# Above Postgres's deadlock_timeout, so that an autovacuum in the way is told to yield.
+LEAF_LOCK_MILLISECONDS = 1500
+_WORKSPACES_PER_TRIM = 500
+
+
+async def due_uploads(
+    connection: Tx, *, acked_before: datetime, expired_before: datetime
+) -> tuple[int, int]:
+    """How many uploads a sweep would delete: acknowledged ones, and expired ones."""
+    row = await connection.fetchrow(queries.due_uploads, acked_before, expired_before)
+    assert row is not None  # noqa: S101 - it has no FROM
+    return row["acked"], row["expired"]
+
+
+async def all_leaves(connection: Tx) -> list[Leaf]:
+    """Every leaf and leftover, without sizes and contents."""
+    return [_leaf(row) for row in await connection.fetch(queries.leaves)]
+
+
+def _leaf(row: Row) -> Leaf:
+    table = TABLES[row["table_name"]]
+    span = leaves.span_of(table, row["bounds"]) if row["bounds"] else None
+    return Leaf(table.name, row["name"], LeafState(row["state"]), bytes=0, span=span)
+
+
+async def with_sizes(connection: Tx, found: Sequence[Leaf]) -> list[Leaf]:
+    """The same leaves with their bytes on disk."""
+    rows = await connection.fetch(queries.sizes, [sql.quoted(leaf.name) for leaf in found])
+    return [replace(leaf, bytes=row["bytes"]) for leaf, row in zip(found, rows, strict=True)]
+
+
+async def with_contents(
+    connection: Tx, found: Sequence[Leaf], *, acked_before: datetime, now: datetime, limit: int
+) -> list[Leaf]:
+    """The same buckets with what lives in them, counted up to the limit, and what is arriving."""
+    begins = [leaf.span.start for leaf in found if leaf.span]
+    ends = [leaf.span.end for leaf in found if leaf.span]
+    live = {
+        row["number"]: _live(row, limit)
+        for row in await connection.fetch(queries.live_in, begins, ends, acked_before, now, limit)
+    }
+    arriving = {
+        row["number"]: row["uploads"]
+        for row in await connection.fetch(queries.arriving_in, begins, ends, now)
+    }
+    return [
+        replace(leaf, live=live.get(number, Live(0, 0)), arriving=arriving.get(number, 0))
+        for number, leaf in enumerate(found, start=1)
+    ]
+
+
+def _live(row: Row, limit: int) -> Live:
+    holder = Holder(
+        WorkspaceId(row["workspace_id"]),
+        row["held_bytes"],
+        row["held_files"],
+        row["since"],
+        row["until"],
+    )
+    return Live(int(row["files"]), row["bytes"], counted=row["files"] < limit, holder=holder)
+
+
+@asynccontextmanager
+async def patient(connection: Tx, milliseconds: int) -> AsyncIterator[None]:
+    """Give up waiting for a lock after so long, while inside."""
+    await connection.execute(f"set lock_timeout = {milliseconds:d}")
+    try:
+        yield
+    finally:
+        if not connection.is_closed():
+            await connection.execute("reset lock_timeout")
+
+
+async def seal(connection: Tx, leaf: str) -> None:
+    """Let no more rows in; waits for those that are being written.  A second time is no mistake."""
+    await connection.execute(
+        f"alter table {sql.quoted(leaf)} drop constraint if exists sealed, "
+        f"add constraint sealed check (false) not valid"
+    )
+
+
+async def is_in_use(connection: Tx, span: Span, *, now: datetime) -> bool:
+    """Whether any upload has, or is getting, its bytes in this bucket."""
+    return bool(await connection.fetchval(queries.is_in_use, span.start, span.end, now))
+
+
+async def detach(connection: Tx, table: str, leaf: str) -> None:
+    """Take the leaf out of its table; may be interrupted half-way."""
+    await connection.execute(
+        f"alter table {sql.quoted(table)} detach partition {sql.quoted(leaf)} concurrently"
+    )
+
+
+async def finish_detaching(connection: Tx, table: str, leaf: str) -> None:
+    """Finish what an interrupted detach began."""
+    await connection.execute(
+        f"alter table {sql.quoted(table)} detach partition {sql.quoted(leaf)} finalize"
+    )
+
+
+async def drop(connection: Tx, leaf: str) -> int:
+    """Drop a detached leaf; returns the bytes that the filesystem gets back."""
+    size = await connection.fetchval(queries.size_of, sql.quoted(leaf))
+    await connection.execute(f"drop table {sql.quoted(leaf)}")
+    return size
+
+
+async def files_in(connection: Tx, span: Span, limit: int) -> list[tuple[WorkspaceId, FileId]]:
+    """Uploads whose bytes are in this bucket."""
+    rows = await connection.fetch(queries.files_in, span.start, span.end, limit)
+    return [(WorkspaceId(row["workspace_id"]), FileId(row["file_id"])) for row in rows]
+
+
+async def move_file(
+    connection: Tx, workspace_id: WorkspaceId, file_id: FileId, *, to: datetime
+) -> int | None:
+    """Move one file's bytes to another bucket; None if somebody holds it or it is gone."""
+    return await connection.fetchval(queries.move_file, workspace_id, file_id, to)
+
+
+async def trim_feeds(connection: Tx, leaf: str) -> None:
+    """Record, for every workspace, that the rows of this leaf are no longer kept."""
+    statement = queries.trim_feeds % sql.quoted(leaf)
+    last: UUID | None = UUID(int=0)
+    while last is not None:
+        last = await connection.fetchval(statement, last, _WORKSPACES_PER_TRIM)
