@@ -75,7 +75,7 @@ def _copy_speed(server: Running, content: bytes, copy_file: Path) -> float:
 
 def _copy_format(content: bytes) -> bytes:
     """Rows of `chunks` as COPY BINARY reads them."""
-    bucket = bucket_of(datetime.now(UTC), 3600)
+    bucket = bucket_of(datetime.now(UTC))
     moment = struct.pack("!q", int((bucket - _EPOCH_2000).total_seconds() * 1_000_000))
     workspace, file = uuid4().bytes, uuid4().bytes
     rows = [

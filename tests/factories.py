@@ -64,7 +64,7 @@ def make_publication(
     files = [content.upload for content in given]
     publication = Publication(
         workspace_id=workspace_id,
-        bucket=bucket_of(NOW, 3600),
+        bucket=bucket_of(NOW),
         created_at=now,
         expires_at=now + DAY,
         files=files,
@@ -92,9 +92,7 @@ def make_answer(key: str = "a key", **other: Any) -> Answer:
 
 def make_reservation(workspace_id: WorkspaceId, size: int = 100, **other: Any) -> Reservation:
     """Room for one file."""
-    return replace(
-        Reservation(uuid4(), workspace_id, bucket_of(NOW, 3600), size, 1, NOW + HOUR), **other
-    )
+    return replace(Reservation(uuid4(), workspace_id, bucket_of(NOW), size, 1, NOW + HOUR), **other)
 
 
 def make_message(text: str = "hello") -> NewActivity:
@@ -141,12 +139,18 @@ class Parts:
 
 
 def make_services(
-    db: Database, *, quota: Quota = ROOMY, server: Quota = ROOMY, **policy: Any
+    db: Database,
+    *,
+    quota: Quota = ROOMY,
+    server: Quota = ROOMY,
+    ack_retention: timedelta = HOUR,
+    **policy: Any,
 ) -> Parts:
     """The services as a server has them; nobody hears its notices."""
     chosen = Policy(
         ttl=DAY,
-        bucket_seconds=3600,
+        ttl_min=timedelta(seconds=1),
+        ttl_max=7 * DAY,
         quota=quota,
         answers_kept=DAY,
         grace_seconds=30,
@@ -155,4 +159,5 @@ def make_services(
     wakeups, blobs = Wakeups(db, Listener("")), PostgresBlobs(db)
     capacity = Capacity(db, server)
     staging = Staging(db, blobs, capacity, wakeups, replace(chosen, **policy))
-    return Parts(Delivery(db, blobs, staging), staging, capacity, wakeups)
+    delivery = Delivery(db, blobs, staging, ack_retention=ack_retention)
+    return Parts(delivery, staging, capacity, wakeups)

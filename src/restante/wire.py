@@ -357,6 +357,9 @@ class SpaceView(Struct, frozen=True):
     lead_seconds: dict[str, float]
     tables: list[TableSpaceView]
     uploads: UploadStates
-    workspaces: list[WorkspaceSpaceView]
+    workspaces_active: int
+    workspaces: Annotated[
+        list[WorkspaceSpaceView], Meta(description="Those with most bytes waiting.")
+    ]
     lags: list[LagView]
     pins: list[PinView]

@@ -36,7 +36,7 @@ def test_leaves_never_overlap_and_every_moment_ahead_has_one(
         leaves.sort(key=lambda span: span.start)
         assert all(span.start < span.end for span in leaves)
         assert all(one.end <= other.start for one, other in pairwise(leaves))
-        position = bucket_of(now, int(width.total_seconds()))
+        position = bucket_of(now)
         for span in leaves:
             if span.start <= position < span.end:
                 position = span.end

@@ -22,7 +22,7 @@ from waiting import until
 
 from restante.core.quotas import Quota
 from restante.core.uploads import CHUNK_BYTES, MIB, Swept, Upload
-from restante.errors import UploadGone, WorkspaceFull
+from restante.errors import UploadGone, UploadTooSlow, WorkspaceFull
 from restante.ids import FileId, WorkspaceId, new_file_id
 from restante.services.delivery import Delivery, NewFile
 from restante.store import uploads
@@ -402,11 +402,9 @@ async def test_a_list_does_not_go_on_after_somebody_elses_file(
 
 
 async def test_a_sweep_goes_on_until_nothing_is_due(
-    db: Database,
-    delivery: Delivery,
-    workspace_id: WorkspaceId,
-    monkeypatch: pytest.MonkeyPatch,
+    db: Database, workspace_id: WorkspaceId, monkeypatch: pytest.MonkeyPatch
 ):
+    delivery = make_services(db, ack_retention=timedelta(minutes=30)).delivery
     monkeypatch.setattr(uploads, "SWEEP_BATCH", 3)
     async with db.connection() as connection:
         for _ in range(7):
@@ -416,16 +414,16 @@ async def test_a_sweep_goes_on_until_nothing_is_due(
             await uploads.acknowledge(connection, workspace_id, file_id, now=NOW - HOUR)
         await make_upload(connection, workspace_id)
 
-    swept = await delivery.sweep(ack_retention=timedelta(minutes=30), now=NOW)
+    swept = await delivery.sweep(now=NOW)
 
     assert swept == Swept(acked=4, expired=7)
     assert await counters_of(db, workspace_id) == Counters(12, 10, 1)
-    assert await delivery.sweep(ack_retention=timedelta(0), now=NOW) == Swept()
+    assert await delivery.sweep(now=NOW) == Swept()
 
 
 @pytest.mark.parametrize("retention", [timedelta(0), timedelta(days=-30)])
 async def test_a_negative_retention_is_none(
-    db: Database, delivery: Delivery, workspace_id: WorkspaceId, retention: timedelta
+    db: Database, workspace_id: WorkspaceId, retention: timedelta
 ):
     """It must not reach into the future, nor forget those that are acknowledged right now."""
     async with db.connection() as connection:
@@ -433,7 +431,8 @@ async def test_a_negative_retention_is_none(
             file_id = await make_upload(connection, workspace_id)
             await uploads.acknowledge(connection, workspace_id, file_id, now=at)
 
-    assert await delivery.sweep(ack_retention=retention, now=NOW) == Swept(acked=1)
+    delivery = make_services(db, ack_retention=retention).delivery
+    assert await delivery.sweep(now=NOW) == Swept(acked=1)
 
 
 async def test_servers_that_sweep_at_once_share_the_work(
@@ -444,9 +443,7 @@ async def test_servers_that_sweep_at_once_share_the_work(
         for _ in range(60):
             await make_upload(connection, workspace_id, expires_at=NOW - HOUR)
 
-    swept = await asyncio.gather(
-        *(make_services(db).delivery.sweep(ack_retention=HOUR, now=NOW) for _ in range(5))
-    )
+    swept = await asyncio.gather(*(make_services(db).delivery.sweep(now=NOW) for _ in range(5)))
 
     assert sum(swept, Swept()) == Swept(expired=60)
     assert await counters_of(db, workspace_id) == Counters(60, 0, 0)
@@ -472,6 +469,7 @@ async def test_room_is_given_back_when_an_upload_never_ends(
     assert (too_early, kept.reserved_bytes, in_time) == (0, 3 * MIB, 1)
     assert await counters_of(db, workspace_id) == Counters()
     await arriving.end_file()
-    await parts.staging.publish(arriving)
+    with pytest.raises(UploadTooSlow, match="send it again"):
+        await parts.staging.publish(arriving)
     await intake.__aexit__(None, None, None)
-    assert await counters_of(db, workspace_id) == Counters(1, 2 * MIB, 1)
+    assert await counters_of(db, workspace_id) == Counters()

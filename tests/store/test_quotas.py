@@ -137,8 +137,8 @@ async def test_a_promise_that_expires_while_it_is_published_is_not_given_back_tw
 
     await releasing.commit()
 
-    assert await publishing == 1
-    assert await counters(connection, workspace_id) == Counters(1, 50, 1, 200, 1)
+    assert await publishing is None
+    assert await counters(connection, workspace_id) == Counters(0, 0, 0, 200, 1)
 
 
 async def test_a_promise_that_is_published_while_it_expires_is_not_given_back_twice(

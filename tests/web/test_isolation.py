@@ -4,6 +4,7 @@ Every route x every kind of caller: who may, who may not, and that nobody learns
 The table must name every route; a new one fails the test until it is decided who may call it.
 """
 
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class Call:
     data: bytes | None = None
     query: Mapping[str, str] = field(default_factory=dict[str, str])
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    acked: bool = False  # it is about a file that was acknowledged
     hides: bool = True  # an absent workspace is refused in the same words as another's
 
 
@@ -73,10 +75,14 @@ TABLE: dict[tuple[str, str], Call] = {
     ("GET", W + "/pending-uploads"): Call(WORKSPACE_OR_ADMIN),
     ("GET", W + "/pending-uploads/{file_id}/content"): Call(WORKSPACE),
     ("POST", W + "/pending-uploads/{file_id}/ack"): Call(WORKSPACE),
+    ("POST", W + "/pending-uploads/{file_id}/reopen"): Call(WORKSPACE_OR_ADMIN, acked=True),
     ("GET", A): Call(ADMIN_ALONE),
     ("GET", A + "/{workspace_id}"): Call(ADMIN_ALONE),
     ("POST", A + "/{workspace_id}/token"): Call(ADMIN_ALONE),
     ("DELETE", A + "/{workspace_id}/token"): Call(ADMIN_ALONE),
+    ("GET", "/admin/retention/plan"): Call(ADMIN_ALONE),
+    ("POST", "/admin/retention/sweep"): Call(ADMIN_ALONE),
+    ("GET", "/admin/status"): Call(ADMIN_ALONE),
     ("WS", W + "/ws"): Call(WORKSPACE_OR_ADMIN),
 }
 
@@ -98,6 +104,9 @@ class Victim:
     file_id: str  # waits
     acked_id: str
     row_id: str
+
+    def file_for(self, call: Call) -> str:
+        return self.acked_id if call.acked else self.file_id
 
 
 async def victim_on(site: Site) -> Victim:
@@ -160,7 +169,7 @@ async def test_who_may_and_who_may_not(site: Site, connections: Any, method: str
                 call,
                 workspace_id=workspace_id,
                 headers=tokens(victim, other)[name],
-                file_id=victim.file_id,
+                file_id=victim.file_for(call),
             )
             for workspace_id in (victim.caller.id, str(uuid4()))
         ]
@@ -179,7 +188,7 @@ async def test_who_may_and_who_may_not(site: Site, connections: Any, method: str
             call,
             workspace_id=fresh.caller.id,
             headers=tokens(fresh, other)[name],
-            file_id=fresh.file_id,
+            file_id=fresh.file_for(call),
         )
         assert answer.status in {101, 200}, (name, answer)
     assert await everything(connection, victim.caller.id) == before
@@ -225,6 +234,7 @@ async def test_with_ones_own_token_anothers_ids_are_as_good_as_none(site: Site, 
     await both(lambda an_id: other.fetch(an_id, If_None_Match="*"), *files)
     await both(lambda an_id: other.fetch(an_id, "HEAD"), *files)
     await both(other.ack, *files)
+    await both(lambda an_id: other.ask("POST", f"/pending-uploads/{an_id}/reopen"), *files)
     await both(lambda an_id: other.waiting(after=an_id), *files)
     await both(lambda an_id: other.read_feed(since_id=an_id), victim.row_id)
     await both(lambda an_id: other.read_feed(since_id=an_id, wait=5), victim.row_id)
@@ -245,11 +255,12 @@ async def test_anothers_ids_under_anothers_address_stay_closed(site: Site, conne
     for method, below in (
         ("GET", f"/pending-uploads/{victim.file_id}/content"),
         ("POST", f"/pending-uploads/{victim.file_id}/ack"),
+        ("POST", f"/pending-uploads/{victim.acked_id}/reopen"),
         ("GET", f"/activity?since_id={victim.row_id}"),
         ("GET", f"/pending-uploads?after={victim.file_id}"),
     ):
         right = await ask(site, method, path + below, headers=bearer(other.token))
-        wrong_id = below.replace(victim.file_id, str(uuid4())).replace(victim.row_id, str(uuid4()))
+        wrong_id = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4,12}){4}", str(uuid4()), below)
         wrong = await ask(site, method, path + wrong_id, headers=bearer(other.token))
         assert right.status == 401
         assert right.body == wrong.body

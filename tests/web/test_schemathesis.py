@@ -25,15 +25,15 @@ SEED = int(os.environ.get("SOAK_SEED", "1"))
 EXAMPLES = 5 * int(os.environ.get("SOAK_RUNS", "1"))
 
 # Requests that the schema allows and that are refused all the same, because of what is not in it:
-# whether a row or byte exists, whether a key is new, which addresses can be called, that 1.0 is not
-# taken for an integer.
+# whether a row or byte exists, whether a key is new, which addresses can be called, how long files
+# may wait here, that 1.0 is not taken for an integer.
 REFUSED_THOUGH_VALID = {
     "feed_read": ["410"],
     "feed_acknowledge": ["400"],
     "workspaces_heartbeat": ["400"],
     "workspaces_register": ["400"],
     "workspaces_change": ["400"],
-    "uploads_upload": ["422"],
+    "uploads_upload": ["400", "422"],
     "uploads_content": ["416"],
     "uploads_content_head": ["416"],
     "events_stream_head": ["400", "410"],

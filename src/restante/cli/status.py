@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from restante import wire
 from restante.cli.flags import flags_for, settings_from
@@ -64,7 +64,8 @@ def _show(console: Console, space: wire.SpaceView) -> None:
     states = space.uploads
     console.print(
         f"Uploads: {states.never_fetched} never fetched, {states.fetched} fetched but not "
-        f"acknowledged, {states.acked} acknowledged, {states.expired} expired."
+        f"acknowledged, {states.acked} acknowledged, {states.expired} expired. "
+        f"Active workspaces: {space.workspaces_active}."
     )
     console.print(_tables(space))
     if space.workspaces:
@@ -104,8 +105,10 @@ def _tables(space: wire.SpaceView) -> Table:
 
 def _workspaces(space: wire.SpaceView) -> Table:
     behind = {lag.workspace_id: lag.behind for lag in space.lags}
-    columns = ("workspace", "waiting", "never fetched", "fetched", "rows behind", "since")
-    table = Table(*columns, box=None, pad_edge=False)
+    columns = ("waiting", "never fetched", "fetched", "rows behind", "since")
+    # The whole id, whatever the terminal's width: it is what the way out begins with.
+    whole_id = Column("workspace", no_wrap=True, min_width=36)
+    table = Table(whole_id, *columns, box=None, pad_edge=False, collapse_padding=True)
     for one in space.workspaces[:_SHOWN_WORKSPACES]:
         table.add_row(
             str(one.workspace_id),
@@ -113,6 +116,6 @@ def _workspaces(space: wire.SpaceView) -> Table:
             str(one.uploads.never_fetched),
             str(one.uploads.fetched),
             str(behind.get(one.workspace_id, 0)),
-            f"{one.waiting_since:%Y-%m-%d %H:%M}" if one.waiting_since else "",
+            f"{one.waiting_since:%m-%d %H:%M}" if one.waiting_since else "",
         )
     return table

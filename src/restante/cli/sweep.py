@@ -25,7 +25,6 @@ else:
             "postgres_bin",
             "postgres_account",
             "ack_retention_seconds",
-            "bucket_seconds",
             "feed_retention_days",
         ),
     )

@@ -27,13 +27,9 @@ def floor(moment: datetime, width: timedelta) -> datetime:
 def missing(
     existing: Sequence[Span], *, now: datetime, width: timedelta, lead: timedelta
 ) -> list[Span]:
-    """
-    The leaves to create so that every moment from now to the end of the lead has one.
-
-    So has the start of the stretch that holds now: after a change to a larger width it may lie
-    before the first leaf, and rows are kept under it.
-    """
-    start, spans = floor(now, width), list[Span]()
+    """The leaves to create so that every moment from now to the end of the lead has one."""
+    over = (span.end for span in existing if span.end <= now)
+    start, spans = max([floor(now, width), *over]), list[Span]()
     while start <= now + lead:
         taken = next((span for span in existing if span.start <= start < span.end), None)
         if taken:

@@ -63,7 +63,8 @@ class Space:
     tables: Sequence[TableSpace]
     live_bytes: int
     states: States
-    workspaces: Sequence[WorkspaceSpace]
+    workspaces_active: int
+    workspaces: Sequence[WorkspaceSpace]  # those with most bytes waiting
     lags: Sequence[Lag]
     pins: Sequence[Pin]
     lead_seconds: dict[str, float]  # how far ahead of the clock each table has leaves

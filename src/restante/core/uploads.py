@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from restante.ids import FileId, WorkspaceId
 
@@ -106,10 +106,13 @@ def clean_mimetype(mimetype: str) -> str:
     return UNKNOWN_TYPE
 
 
-def bucket_of(moment: datetime, bucket_seconds: int) -> datetime:
-    """The start of the bucket that bytes arriving at this moment go to."""
-    seconds = int(moment.timestamp())
-    return datetime.fromtimestamp(seconds - seconds % bucket_seconds, UTC)
+def bucket_of(moment: datetime) -> datetime:
+    """
+    The key under which bytes that arrive at this moment are kept.
+
+    It falls into whichever bucket covers the moment, so the width of buckets can be changed.
+    """
+    return moment.replace(microsecond=0)
 
 
 def pending_uri(workspace_id: WorkspaceId, file_id: FileId) -> str:

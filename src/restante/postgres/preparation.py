@@ -36,5 +36,7 @@ async def prepare(directory: DataDirectory, bin_dir: Path | None, account_name: 
     cluster.remove_drafts(home)
     if major is None:
         await cluster.create(home, binaries, account)
+        # What a killed initdb had started may have gone on writing for a moment.
+        cluster.remove_drafts(home)
     cluster.write_access_rules(home, account)
     return Site(home, binaries, account, socket_directory(home, account))

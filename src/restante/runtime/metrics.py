@@ -100,6 +100,9 @@ class Metrics:
             "space_pins", "Open transactions and replication slots that hold space back."
         )
         self.uploads = gauge("uploads", "Uploads by how far they got.", ["state"])
+        self.workspaces_active = gauge(
+            "workspaces_active", "Workspaces that were registered and not removed."
+        )
         self.workspace_uploads = gauge(
             "workspace_uploads",
             "The same for the workspaces with most bytes waiting.",
@@ -133,6 +136,7 @@ class Metrics:
         self.space_growth.set(_or_nan(space.growth_bytes_per_day))
         self.days_until_full.set(_or_nan(space.days_until_full))
         self.pins.set(len(space.pins))
+        self.workspaces_active.set(space.workspaces_active)
         for table_name, seconds in space.lead_seconds.items():
             self.leaf_lead_seconds.labels(table_name).set(seconds)
         self._saw_uploads(space)

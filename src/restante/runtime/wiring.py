@@ -181,7 +181,6 @@ def _sweeping(settings: Settings, db: Database, delivery: Delivery) -> Sweeping:
         db,
         delivery,
         policy,
-        bucket_seconds=settings.bucket_seconds,
         budget_seconds=_SWEEP_SECONDS * 0.7,
     )
 
@@ -222,7 +221,6 @@ def _policy(settings: Settings) -> Policy:
         ttl=timedelta(seconds=settings.upload_ttl_seconds),
         ttl_min=timedelta(seconds=settings.upload_ttl_min_seconds),
         ttl_max=timedelta(seconds=settings.upload_ttl_max_seconds),
-        bucket_seconds=settings.bucket_seconds,
         quota=Quota(settings.workspace_max_bytes, settings.workspace_max_files),
         answers_kept=timedelta(days=1),
         grace_seconds=settings.upload_grace_seconds,

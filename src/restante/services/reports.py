@@ -56,6 +56,7 @@ def space_view(space: Space) -> wire.SpaceView:
             for table in space.tables
         ],
         uploads=_states(space.states),
+        workspaces_active=space.workspaces_active,
         workspaces=[_workspace(one) for one in space.workspaces],
         lags=[wire.LagView(lag.workspace_id, lag.behind) for lag in space.lags],
         pins=[

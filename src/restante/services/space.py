@@ -22,6 +22,7 @@ class SpaceAccount:
                 tables=await space.tables(tx),
                 live_bytes=await space.live_bytes(tx),
                 states=await space.states(tx, now=now),
+                workspaces_active=await space.workspaces_active(tx),
                 workspaces=await space.workspaces(tx, now=now),
                 lags=await space.lags(tx),
                 pins=await space.pins(tx),

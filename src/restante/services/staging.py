@@ -20,7 +20,7 @@ from restante.core.uploads import (
     pending_uri,
     time_allowed,
 )
-from restante.errors import BadRequest, KeyReused, RestanteError
+from restante.errors import BadRequest, KeyReused, RestanteError, UploadTooSlow
 from restante.ids import WorkspaceId
 from restante.services.capacity import Capacity
 from restante.services.intake import Intake, Terms
@@ -40,7 +40,6 @@ class Policy:
     ttl: timedelta
     ttl_min: timedelta
     ttl_max: timedelta
-    bucket_seconds: int
     quota: Quota  # of each workspace
     answers_kept: timedelta
     grace_seconds: float
@@ -79,7 +78,7 @@ class Staging:
         async with self._capacity.claimed(claimed_bytes, 1 if keep else 0) as claim:
             terms = Terms(
                 workspace_id,
-                bucket=self._bucket(now),
+                bucket=bucket_of(now),
                 quota=self._policy.quota,
                 claim=claim,
                 room_until=now + 2 * self.time_allowed(declared_bytes),
@@ -100,9 +99,6 @@ class Staging:
                 f"ttl_seconds is wrong: files wait from {shortest.total_seconds():.0f} "
                 f"to {longest.total_seconds():.0f} s here."
             )
-
-    def _bucket(self, now: datetime) -> datetime:
-        return bucket_of(now, self._policy.bucket_seconds)
 
     def time_allowed(self, declared_bytes: int) -> timedelta:
         """How long a body of this size may take to arrive."""
@@ -133,7 +129,7 @@ class Staging:
         """The same inside the caller's transaction, who calls `announce` after the commit."""
         publication = self._publication(intake, await intake.finish(), None)
         if await uploads.publish(tx, publication) is None:
-            raise await self.full(tx, intake.workspace_id)
+            raise await self._refusal(tx, intake)
 
     def announce(self, intake: Intake) -> None:
         """After the commit: wake, count, and log."""
@@ -168,16 +164,21 @@ class Staging:
             now = datetime.now(UTC)
             found = key and await uploads.remembered(connection, intake.workspace_id, key, now=now)
             if not found:
-                raise await self.full(connection, intake.workspace_id)
+                raise await self._refusal(connection, intake)
         first, answer = found
         if first != fingerprint(intake.files):
             raise KeyReused("This Idempotency-Key came before with other files; use a new one.")
         return answer.encode()
 
-    async def full(self, connection: Tx, workspace_id: WorkspaceId) -> RestanteError:
-        """The refusal that says how much waits and until when."""
-        usage = await quotas.usage_of(connection, workspace_id)
-        frees_at = await quotas.workspace_frees_at(connection, workspace_id)
+    async def _refusal(self, connection: Tx, intake: Intake) -> RestanteError:
+        """Why nothing was published: there is no room, or it was no longer kept."""
+        usage = await quotas.usage_of(connection, intake.workspace_id)
+        extra_bytes, extra_files = sum(file.size for file in intake.files), len(intake.files)
+        if quota_rules.fits(
+            usage, extra_bytes=extra_bytes, extra_files=extra_files, quota=self._policy.quota
+        ):
+            return UploadTooSlow("The upload took longer than its room was kept; send it again.")
+        frees_at = await quotas.workspace_frees_at(connection, intake.workspace_id)
         return quota_rules.workspace_full(usage, self._policy.quota, frees_at)
 
     def _publication(
@@ -186,7 +187,7 @@ class Staging:
         now, files = datetime.now(UTC), intake.files
         return Publication(
             workspace_id=intake.workspace_id,
-            bucket=intake.terms.bucket if intake.reservation else self._bucket(now),
+            bucket=intake.terms.bucket if intake.reservation else bucket_of(now),
             created_at=now,
             expires_at=now + (intake.terms.ttl or self._policy.ttl),
             files=files,

@@ -63,13 +63,11 @@ class Sweeping:
         delivery: Delivery,
         policy: Policy,
         *,
-        bucket_seconds: int,
         budget_seconds: float,
     ) -> None:
         self._db = db
         self._delivery = delivery
         self._policy = policy
-        self._bucket_seconds = bucket_seconds
         self._budget_seconds = budget_seconds
         self._looked_closely = False
 
@@ -178,7 +176,7 @@ class Sweeping:
             if not is_ours:
                 log.debug("sweep_elsewhere")
                 return
-            work = _LeafWork(connection, self._bucket_seconds, stop_at)
+            work = _LeafWork(connection, stop_at)
             for step in steps:
                 await self._try(step, report, tell, work.carry_out)
         # Look closely again until a close look finds nothing left to do.
@@ -188,9 +186,8 @@ class Sweeping:
 class _LeafWork:
     """The steps on leaves, on one connection that holds the lock for all of them."""
 
-    def __init__(self, connection: Tx, bucket_seconds: int, stop_at: float) -> None:
+    def __init__(self, connection: Tx, stop_at: float) -> None:
         self._connection = connection
-        self._bucket_seconds = bucket_seconds
         self._stop_at = stop_at
 
     @property
@@ -240,7 +237,7 @@ class _LeafWork:
             for workspace_id, file_id in found:
                 if self._out_of_time:
                     return "the time of this pass is over"
-                to = bucket_of(datetime.now(UTC), self._bucket_seconds)
+                to = bucket_of(datetime.now(UTC))
                 moved += (
                     await retention.move_file(self._connection, workspace_id, file_id, to=to)
                     is not None

@@ -29,6 +29,11 @@ async def states(connection: Tx, *, now: datetime) -> States:
     return States(**dict(row))
 
 
+async def workspaces_active(connection: Tx) -> int:
+    """How many workspaces there are that were not removed."""
+    return await connection.fetchval(queries.workspaces_active)
+
+
 async def workspaces(connection: Tx, *, now: datetime) -> list[WorkspaceSpace]:
     """The workspaces with most bytes waiting."""
     rows = await connection.fetch(queries.states_by_workspace, now, _SHOWN)

@@ -48,7 +48,7 @@ _TOKENS = {
 # What any operation can end with, whatever it does; these two codes have no class.
 _INTERNAL = {"internal": "A bug in the server; its log has more under the request's id."}
 _STOPPING = {"stopping": "The server is stopping; try again in a moment."}
-_READING = (errors.DatabaseUnavailable, errors.StatementTimedOut)
+_READING = (errors.DatabaseUnavailable, errors.StatementTimedOut, errors.TableBusy)
 _WRITING = (errors.DatabaseFull,)
 
 _DESCRIPTION = """\

@@ -30,6 +30,7 @@ STATUS: Mapping[type[RestanteError], int] = {
     errors.RequestTooLarge: 413,
     errors.ServerFull: 507,
     errors.StatementTimedOut: 503,
+    errors.TableBusy: 503,
     errors.TooManyAtOnce: 429,
     errors.TooManyFiles: 400,
     errors.TooManyMessages: 429,

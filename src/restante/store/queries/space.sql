@@ -35,6 +35,9 @@ select workspace_id,
  order by waiting_bytes desc, workspace_id
  limit $2;
 
+-- name: workspaces_active
+select count(*) from workspaces where status = 'active';
+
 -- name: lags
 -- How far each workspace is behind in its feed, the furthest first.
 select workspace_id, last_seq - acked_seq as behind from feeds
