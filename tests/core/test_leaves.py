@@ -72,15 +72,6 @@ def test_a_wider_leaf_begins_where_the_last_one_ends():
     assert created == [Span(hour(2), hour(24)), Span(hour(24), hour(48))]
 
 
-def test_the_start_of_a_wider_stretch_has_a_leaf_too():
-    """Rows are kept under the start of their stretch, which lies before the first narrow leaf."""
-    existing = [Span(hour(10), hour(11)), Span(hour(11), hour(12))]
-
-    created = missing(existing, now=hour(11), width=timedelta(hours=24), lead=timedelta(0))
-
-    assert created == [Span(hour(0), hour(10))]
-
-
 def test_after_a_long_sleep_the_past_is_left_alone():
     existing = [Span(hour(0), hour(1))]
 
