@@ -5,10 +5,10 @@ import sys
 
 import uvloop
 
-from bench import delivery, polls
+from bench import delivery, polls, sweeping
 from bench.server import running
 
-MEASUREMENTS = {"delivery": delivery.measure, "polls": polls.measure}
+MEASUREMENTS = {"delivery": delivery.measure, "polls": polls.measure, "sweeping": sweeping.measure}
 
 
 def main() -> None:

@@ -45,6 +45,7 @@ class Running:
     port: int
     pid: int
     dsn: str
+    admin_token: str
 
     def register(self) -> Workspace:
         workspace_id = uuid4()
@@ -84,7 +85,8 @@ def running(**settings: str) -> Iterator[Running]:
             address = process.stdout.readline().removeprefix(READY).strip()
             dsn = running_dsn(DataDirectory.open(directory))
             assert dsn is not None
-            yield Running(int(address.rpartition(":")[2]), process.pid, dsn)
+            token = (directory / "admin-token").read_text().strip()
+            yield Running(int(address.rpartition(":")[2]), process.pid, dsn, token)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(20)

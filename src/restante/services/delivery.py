@@ -213,17 +213,23 @@ class Delivery:
         return found
 
     async def sweep(self, *, now: datetime) -> Swept:
-        """Delete what is due, in batches small enough not to be felt."""
-        acked_before = now - self._ack_retention
+        """Delete everything that is due."""
         swept = Swept()
+        async for batch in self.sweep_by_batches(now=now):
+            swept += batch
+        return swept
+
+    async def sweep_by_batches(self, *, now: datetime) -> AsyncIterator[Swept]:
+        """Delete what is due, in batches small enough not to be felt; stop where you like."""
+        acked_before = now - self._ack_retention
         while True:
             async with self._db.connection() as connection:
                 batch = await uploads.sweep(
                     connection, acked_before=acked_before, expired_before=now
                 )
-            swept += batch
+            yield batch
             if batch.total < uploads.SWEEP_BATCH:
-                return swept
+                return
 
     async def forget_expired(self, *, now: datetime) -> int:
         """Release the room of uploads that never ended, and forget keys that are too old."""

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 from restante.core import quotas as quota_rules
@@ -23,6 +23,7 @@ from restante.core.uploads import (
     MAX_REQUEST_BYTES,
     Chunk,
     NewUpload,
+    bucket_of,
     clean_mimetype,
     clean_name,
 )
@@ -84,10 +85,9 @@ class _Arriving:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """For whom the files are, where their bytes go, and how much room they may take."""
+    """For whom the files are, and how much room they may take."""
 
     workspace_id: WorkspaceId
-    bucket: datetime
     quota: Quota
     claim: Claim
     room_until: datetime
@@ -109,6 +109,7 @@ class Intake:
         self._total = 0
         self.files: list[NewUpload] = []
         self.reservation: Reservation | None = None
+        self.bucket = bucket_of(datetime.now(UTC))
 
     @property
     def workspace_id(self) -> WorkspaceId:
@@ -183,7 +184,9 @@ class Intake:
         if not self.files:
             raise UploadMalformed("The request holds no part named files.")
         await self._written()
-        return await self._blobs.put_last(self.workspace_id, self.terms.bucket, self._pending)
+        if not self.reservation:
+            self.bucket = bucket_of(datetime.now(UTC))
+        return await self._blobs.put_last(self.workspace_id, self.bucket, self._pending)
 
     async def abandon(self) -> None:
         """Nothing will be published: stop writing and give the room back."""
@@ -203,9 +206,7 @@ class Intake:
         await self._reserve()
         await self._written()
         chunks, self._pending, self._pending_bytes = self._pending, [], 0
-        self._writing = asyncio.create_task(
-            self._blobs.put(self.workspace_id, self.terms.bucket, chunks)
-        )
+        self._writing = asyncio.create_task(self._blobs.put(self.workspace_id, self.bucket, chunks))
 
     async def _written(self) -> None:
         if self._writing:
@@ -213,12 +214,17 @@ class Intake:
             self._writing = None
 
     async def _reserve(self) -> None:
-        """Have room promised before the first bytes are stored."""
+        """
+        Have room promised before the first bytes are stored.
+
+        The bucket is chosen now and not when the request came: nothing has kept that one since.
+        """
         if self.reservation:
             return
         terms, claim = self.terms, self.terms.claim
+        self.bucket = bucket_of(datetime.now(UTC))
         wanted = Reservation(
-            uuid4(), terms.workspace_id, terms.bucket, claim.bytes, claim.files, terms.room_until
+            uuid4(), terms.workspace_id, self.bucket, claim.bytes, claim.files, terms.room_until
         )
         async with self._db.connection() as connection:
             if not await quotas.reserve(connection, wanted, self.terms.quota):

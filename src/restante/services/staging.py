@@ -15,7 +15,6 @@ from restante.core.quotas import Quota
 from restante.core.uploads import (
     Chunk,
     NewUpload,
-    bucket_of,
     fingerprint,
     pending_uri,
     time_allowed,
@@ -78,7 +77,6 @@ class Staging:
         async with self._capacity.claimed(claimed_bytes, 1 if keep else 0) as claim:
             terms = Terms(
                 workspace_id,
-                bucket=bucket_of(now),
                 quota=self._policy.quota,
                 claim=claim,
                 room_until=now + 2 * self.time_allowed(declared_bytes),
@@ -187,7 +185,7 @@ class Staging:
         now, files = datetime.now(UTC), intake.files
         return Publication(
             workspace_id=intake.workspace_id,
-            bucket=intake.terms.bucket if intake.reservation else bucket_of(now),
+            bucket=intake.bucket,
             created_at=now,
             expires_at=now + (intake.terms.ttl or self._policy.ttl),
             files=files,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -21,7 +22,7 @@ from restante.core.uploads import Swept, bucket_of
 from restante.errors import TableBusy
 from restante.services.delivery import Delivery
 from restante.store import locks, retention
-from restante.store.database import Database, Tx
+from restante.store.database import Database, Tx, translated
 from restante.store.retention import LEAF_LOCK_MILLISECONDS
 
 log = structlog.get_logger()
@@ -29,7 +30,14 @@ log = structlog.get_logger()
 _COUNT_LIMIT = 10_000
 _FILES_PER_LOOK = 100
 
+_TIME_IS_OVER = "the time of this pass is over"
+
 Tell = Callable[[Step, str], None]
+Detach = Callable[[Tx, str, str], Awaitable[None]]
+
+
+def _unheard(_step: Step, _outcome: str) -> None:
+    """For those who wait for the report."""
 
 
 @dataclass(slots=True)
@@ -40,11 +48,16 @@ class Report:
     done: list[Step] = field(default_factory=list[Step])
     postponed: list[tuple[Step, str]] = field(default_factory=list[tuple[Step, str]])
     bytes_back: int = 0
-    seconds: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.began
 
     @property
     def did_something(self) -> bool:
-        return bool(self.done or self.postponed)
+        return bool(self.swept.total or self.done or self.postponed)
 
 
 class Observer(Protocol):
@@ -69,27 +82,19 @@ class Sweeping:
         self._delivery = delivery
         self._policy = policy
         self._budget_seconds = budget_seconds
-        self._looked_closely = False
+        # The past leaves of which a close look has found that they have to stay.
+        self._settled = frozenset[str]()
 
     async def one_pass(self, observer: Observer) -> Report:
-        """One pass, counted, and logged if it did something."""
+        """One pass, counted, and logged if it did something, be it that it failed after that."""
+        report = Report()
         try:
-            report = await self.sweep()
-        except Exception:
+            await self._run(report, _unheard)
+        except BaseException:  # one that was cut at its deadline has failed too
             observer.sweep_failed()
             raise
-        swept = report.swept
-        observer.swept(swept.acked, swept.expired, report.bytes_back, len(report.postponed))
-        if report.did_something:
-            log.info(
-                "swept",
-                acked=swept.acked,
-                expired=swept.expired,
-                bytes_back=report.bytes_back,
-                dropped=[step.leaf.name for step in report.done if step.leaf],
-                postponed=[f"{step.kind}: {why}" for step, why in report.postponed],
-                seconds=round(report.seconds, 3),
-            )
+        finally:
+            _account(report, observer)
         return report
 
     async def plan(self) -> Plan:
@@ -97,33 +102,43 @@ class Sweeping:
         async with self._db.transaction(readonly=True) as tx:
             return rules.plan(await self._picture(tx, closely=True), self._policy)
 
-    async def sweep(self, tell: Tell = lambda _step, _outcome: None) -> Report:
+    async def sweep(self, tell: Tell = _unheard) -> Report:
         """Carry out one pass; returns what it did."""
-        began, report = time.monotonic(), Report()
+        report = Report()
+        await self._run(report, tell)
+        return report
+
+    async def _run(self, report: Report, tell: Tell) -> None:
         async with self._db.connection() as connection:
-            plan = rules.plan(await self._picture(connection, closely=False), self._policy)
+            picture = await self._picture(connection, closely=False)
+        plan = rules.plan(picture, self._policy)
+        # Look closely again until a close look finds nothing left to do.
+        self._settled = frozenset()
+        # Rows first: they need no lock, so whatever is wrong with a leaf cannot keep them.
+        delete = partial(self._delete, stop_at=report.began + self._budget_seconds / 2)
         for step in plan.steps:
             if step.kind is Kind.DELETE_UPLOADS:
-                await self._try(step, report, tell, self._delete)
-        await self._sweep_leaves(plan, report, tell, began + self._budget_seconds)
-        report.seconds = time.monotonic() - began
-        return report
+                await self._try(step, report, tell, delete)
+        stop_at = report.began + self._budget_seconds
+        if await self._sweep_leaves(plan, report, tell, stop_at) and not report.postponed:
+            self._settled = frozenset(leaf.name for leaf in picture.leaves)
 
     async def _picture(self, connection: Tx, *, closely: bool) -> Picture:
         """
         Look at the tables.
 
-        What lives in the buckets is counted only when something may have changed; an idle pass asks
-        of each past bucket no more than whether anything does.
+        What lives in the buckets is counted only when something may have changed: a row is due, or
+        a bucket's time is over.  An idle pass asks of each no more than whether anything does.
         """
         now = datetime.now(UTC)
         acked_before = now - max(self._policy.ack_retention, timedelta(0))
         acked, expired = await retention.due_uploads(
             connection, acked_before=acked_before, expired_before=now
         )
-        closely = closely or bool(acked or expired) or not self._looked_closely
         found = await retention.all_leaves(connection)
         past = [leaf for leaf in found if self._is_past(leaf, now)]
+        is_new = any(leaf.name not in self._settled for leaf in past)
+        closely = closely or bool(acked or expired) or is_new
         if closely or any(leaf.state is not LeafState.ATTACHED for leaf in past):
             past = await retention.with_sizes(connection, past)
         buckets = [leaf for leaf in past if leaf.table == "chunks" and leaf.span]
@@ -149,7 +164,8 @@ class Sweeping:
     ) -> None:
         """Carry a step out; somebody in its way postpones it, anything else is a failed pass."""
         try:
-            postponed = await act(step, report)
+            with translated():
+                postponed = await act(step, report)
         except TableBusy as error:
             postponed = str(error)
         if postponed:
@@ -158,16 +174,18 @@ class Sweeping:
             report.done.append(step)
         tell(step, postponed or "done")
 
-    async def _delete(self, _step: Step, report: Report) -> str | None:
-        report.swept += await self._delivery.sweep(now=datetime.now(UTC))
+    async def _delete(self, _step: Step, report: Report, *, stop_at: float) -> str | None:
+        async for batch in self._delivery.sweep_by_batches(now=datetime.now(UTC)):
+            report.swept += batch
+            if time.monotonic() >= stop_at:
+                return _TIME_IS_OVER
         return None
 
-    async def _sweep_leaves(self, plan: Plan, report: Report, tell: Tell, stop_at: float) -> None:
-        """The steps on leaves, one server at a time, as far as the time allows."""
+    async def _sweep_leaves(self, plan: Plan, report: Report, tell: Tell, stop_at: float) -> bool:
+        """The steps on leaves, as far as the time allows; False if another server is at them."""
         steps = [step for step in plan.steps if step.kind is not Kind.DELETE_UPLOADS]
         if not steps:
-            self._looked_closely = True
-            return
+            return True
         async with (
             self._db.connection() as connection,
             locks.held_if_free(connection, "sweep") as is_ours,
@@ -175,12 +193,29 @@ class Sweeping:
         ):
             if not is_ours:
                 log.debug("sweep_elsewhere")
-                return
+                return False
             work = _LeafWork(connection, stop_at)
             for step in steps:
                 await self._try(step, report, tell, work.carry_out)
-        # Look closely again until a close look finds nothing left to do.
-        self._looked_closely = not report.postponed
+        return True
+
+
+def _account(report: Report, observer: Observer) -> None:
+    swept = report.swept
+    observer.swept(swept.acked, swept.expired, report.bytes_back, len(report.postponed))
+    if not report.did_something:
+        return
+    log.info(
+        "swept",
+        acked=swept.acked,
+        expired=swept.expired,
+        bytes_back=report.bytes_back,
+        dropped=[
+            step.leaf.name for step in report.done if step.leaf and step.kind is not Kind.MOVE_FILES
+        ],
+        postponed=[f"{step.kind}: {why}" for step, why in report.postponed],
+        seconds=round(report.seconds, 3),
+    )
 
 
 class _LeafWork:
@@ -189,6 +224,8 @@ class _LeafWork:
     def __init__(self, connection: Tx, stop_at: float) -> None:
         self._connection = connection
         self._stop_at = stop_at
+        # Postgres detaches one leaf of a table at a time; one that is half-way has to end first.
+        self._half_way = set[str]()
 
     @property
     def _out_of_time(self) -> bool:
@@ -197,19 +234,21 @@ class _LeafWork:
     async def carry_out(self, step: Step, report: Report) -> str | None:
         """Do it; returns why not, if it has to wait for the next pass."""
         if self._out_of_time:
-            return "the time of this pass is over"
+            return _TIME_IS_OVER
         leaf = step.leaf
         assert leaf is not None  # noqa: S101 - only steps on leaves come here
+        if leaf.table in self._half_way and step.kind is not Kind.DROP_DETACHED:
+            return "another leaf of its table is being detached"
         match step.kind:
             case Kind.FINISH_DETACH:
-                await retention.finish_detaching(self._connection, leaf.table, leaf.name)
+                await self._detach(leaf, retention.finish_detaching)
             case Kind.DROP_DETACHED:
                 pass
             case Kind.MOVE_FILES:
                 return await self._move_files(leaf)
             case Kind.DROP_BUCKET:
                 if not await self._detach_bucket(leaf):
-                    return "something came into it meanwhile"
+                    return "something still lives in it"
             case _:
                 await self._detach_trimmed(leaf)
         report.bytes_back += await retention.drop(self._connection, leaf.name)
@@ -219,16 +258,21 @@ class _LeafWork:
         """Seal first: from then on nothing can come in, and a look says for good what is there."""
         assert leaf.span is not None  # noqa: S101 - it is attached
         await retention.seal(self._connection, leaf.name)
-        if await retention.is_in_use(self._connection, leaf.span, now=datetime.now(UTC)):
+        if await retention.is_in_use(self._connection, leaf.span):
             return False
-        await retention.detach(self._connection, leaf.table, leaf.name)
+        await self._detach(leaf, retention.detach)
         return True
 
     async def _detach_trimmed(self, leaf: Leaf) -> None:
         """The mark is raised before the rows go: a reader hears of the gap, or has no gap."""
         await retention.seal(self._connection, leaf.name)
         await retention.trim_feeds(self._connection, leaf.name)
-        await retention.detach(self._connection, leaf.table, leaf.name)
+        await self._detach(leaf, retention.detach)
+
+    async def _detach(self, leaf: Leaf, how: Detach) -> None:
+        self._half_way.add(leaf.table)
+        await how(self._connection, leaf.table, leaf.name)
+        self._half_way.remove(leaf.table)
 
     async def _move_files(self, leaf: Leaf) -> str | None:
         assert leaf.span is not None  # noqa: S101 - it is attached
@@ -236,7 +280,7 @@ class _LeafWork:
             moved = 0
             for workspace_id, file_id in found:
                 if self._out_of_time:
-                    return "the time of this pass is over"
+                    return _TIME_IS_OVER
                 to = bucket_of(datetime.now(UTC))
                 moved += (
                     await retention.move_file(self._connection, workspace_id, file_id, to=to)

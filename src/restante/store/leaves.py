@@ -70,11 +70,12 @@ async def create_ahead(
         await tx.execute(queries.give_up_early)
         wanted = rules.missing(await spans_of(tx, table), now=now, width=width, lead=lead)
         for span in wanted:
-            await _create(tx, table, span)
+            await create(tx, table, span)
     return wanted
 
 
-async def _create(tx: Tx, table: Table, span: Span) -> None:
+async def create(tx: Tx, table: Table, span: Span) -> None:
+    """Build a leaf apart and attach it."""
     parent = sql.quoted(table.name)
     leaf = sql.quoted(f"{table.name}_{span.start:%Y%m%d_%H%M%S}")
     await tx.execute(f"create table {leaf} (like {parent} including all) {table.options}")

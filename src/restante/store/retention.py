@@ -64,7 +64,7 @@ async def with_contents(
     }
     arriving = {
         row["number"]: row["uploads"]
-        for row in await connection.fetch(queries.arriving_in, begins, ends, now)
+        for row in await connection.fetch(queries.arriving_in, begins, ends)
     }
     return [
         replace(leaf, live=live.get(number, Live(0, 0)), arriving=arriving.get(number, 0))
@@ -102,9 +102,9 @@ async def seal(connection: Tx, leaf: str) -> None:
     )
 
 
-async def is_in_use(connection: Tx, span: Span, *, now: datetime) -> bool:
+async def is_in_use(connection: Tx, span: Span) -> bool:
     """Whether any upload has, or is getting, its bytes in this bucket."""
-    return bool(await connection.fetchval(queries.is_in_use, span.start, span.end, now))
+    return bool(await connection.fetchval(queries.is_in_use, span.start, span.end))
 
 
 async def detach(connection: Tx, table: str, leaf: str) -> None:

@@ -54,13 +54,14 @@ select leaf.number, live.files, live.bytes, live.workspace_id, live.held_bytes, 
 -- name: arriving_in
 select leaf.number, count(*) as uploads
   from unnest($1::timestamptz[], $2::timestamptz[]) with ordinality as leaf (begins, ends, number)
-  join reservations on bucket >= leaf.begins and bucket < leaf.ends and expires_at > $3
+  join reservations on bucket >= leaf.begins and bucket < leaf.ends
  group by leaf.number;
 
 -- name: is_in_use
--- Asked once the leaf is sealed: from then on the answer can only turn from yes to no.
+-- Asked once the leaf is sealed: from then on the answer can only turn from yes to no.  A reservation
+-- counts until it is taken back, however late it is: as long as it is there it can be published.
 select exists (select from uploads where bucket >= $1 and bucket < $2)
-    or exists (select from reservations where bucket >= $1 and bucket < $2 and expires_at > $3);
+    or exists (select from reservations where bucket >= $1 and bucket < $2);
 
 -- name: files_in
 select workspace_id, file_id from uploads

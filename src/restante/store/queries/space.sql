@@ -1,6 +1,7 @@
 -- name: tables
--- As the filesystem sees them, leaves added to their table.
-select coalesce(parent.relname, class.relname) as name,
+-- As the filesystem sees them, leaves added to their table, and so is a leaf that was left over.
+select coalesce(parent.relname, substring(class.relname from '^(chunks|feed)_\d{8}_\d{6}$'),
+                class.relname) as name,
        sum(pg_total_relation_size(class.oid))::bigint as bytes,
        coalesce(sum(pg_stat_get_dead_tuples(class.oid)), 0)::bigint as dead_rows,
        count(*) filter (where parent.oid is not null) as leaves
