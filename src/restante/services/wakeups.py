@@ -31,10 +31,11 @@ _MAX_WAITERS = 100  # of one workspace, in one process
 class Waiter:
     """One who waits; `changed` is set when the feed may have grown or the server stops."""
 
-    __slots__ = ("changed",)
+    __slots__ = ("changed", "is_watcher")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_watcher: bool) -> None:
         self.changed = asyncio.Event()
+        self.is_watcher = is_watcher
 
     async def wait(self, seconds: float | None) -> bool:
         """Wait for a change and take note of it; False if none came in time."""
@@ -60,13 +61,20 @@ class Wakeups:
         self.stopping = False
 
     @asynccontextmanager
-    async def waiting(self, workspace_id: WorkspaceId) -> AsyncIterator[Waiter]:
-        """Be woken while inside; enter before reading the feed, so that nothing falls between."""
-        if len(self._waiters.get(workspace_id, ())) >= _MAX_WAITERS:
+    async def waiting(
+        self, workspace_id: WorkspaceId, *, is_watcher: bool = False
+    ) -> AsyncIterator[Waiter]:
+        """
+        Be woken while inside; enter before reading the feed, so that nothing falls between.
+
+        Watchers and polls are counted apart: who looks on must not keep the workspace from polling.
+        """
+        others = self._waiters.get(workspace_id, ())
+        if sum(other.is_watcher == is_watcher for other in others) >= _MAX_WAITERS:
             raise TooManyAtOnce(
                 f"{_MAX_WAITERS} requests wait for this feed already; let one of them end first."
             )
-        waiter = Waiter()
+        waiter = Waiter(is_watcher=is_watcher)
         together = self._waiters.setdefault(workspace_id, set())
         together.add(waiter)
         try:

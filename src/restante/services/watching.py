@@ -108,7 +108,9 @@ async def watching(
 
     `check` raises when the watcher may no longer look.  Raises TooManyAtOnce and CursorGone.
     """
-    async with feed.wakeups.waiting(workspace_id) as waiter:  # before the first look
+    async with feed.wakeups.waiting(
+        workspace_id, is_watcher=True
+    ) as waiter:  # before the first look
         watch = Watch(feed, workspace_id, waiter, check)
         if after is None:
             await watch.begin_now()
