@@ -184,6 +184,11 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
         settings = msgspec.convert(given, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsInvalid(_sentence(str(error), flags)) from error
+    if settings.upload_ttl_min_seconds > settings.upload_ttl_max_seconds:
+        raise SettingsInvalid(
+            f"{variable('upload_ttl_min_seconds')} must not be above "
+            f"{variable('upload_ttl_max_seconds')}."
+        )
     for field in ("admin_token", "registration_token"):
         if 0 < len(getattr(settings, field) or "") < MIN_TOKEN_LENGTH:
             raise SettingsInvalid(

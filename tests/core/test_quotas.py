@@ -1,6 +1,6 @@
 """How much may wait, to the byte and to the file."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,8 @@ def test_a_refusal_says_what_how_much_and_until_when():
     usage, quota = Usage(10, 2, 5, 1), Quota(16, 4)
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
-    for refusal in (workspace_full(usage, quota, noon), server_full(usage, quota, noon)):
+    for refuse in (workspace_full, server_full):
+        refusal = refuse(usage, quota, noon, now=noon - timedelta(seconds=90))
         assert refusal.facts == {
             "waiting_bytes": 15,
             "waiting_files": 3,
@@ -56,4 +57,4 @@ def test_a_refusal_says_what_how_much_and_until_when():
             "max_files": 4,
             "frees_at": "2026-03-01T12:00:00+00:00",
         }
-    assert "frees_at" not in workspace_full(usage, quota, None).facts
+    assert "frees_at" not in workspace_full(usage, quota, None, now=noon).facts

@@ -221,6 +221,15 @@ def test_the_readme_asks_only_for_addresses_that_exist():
         assert any(route.path_regex.match(filled) for route in ROUTES), path
 
 
+@pytest.mark.parametrize("part", ["cli", "core", "runtime", "services", "store", "web"])
+def test_the_architecture_names_every_file(part: str):
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    files = {path.stem for path in (ROOT / "src/restante" / part).glob("[!_]*.py")} - {"main"}
+
+    named_there = set(re.findall(r"[\w.-]+", " ".join(INLINE_CODE.findall(page))))
+    assert files - {name.removesuffix(".py") for name in named_there} == set()
+
+
 def test_the_lock_file_names_no_address():
     """Where packages come from is the machine's own setting."""
     lock = (ROOT / "requirements.lock").read_text()

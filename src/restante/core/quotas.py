@@ -1,5 +1,6 @@
 """How much may wait, and what to say when it is too much."""
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -65,7 +66,9 @@ def check_can_ever_fit(*, extra_bytes: int, extra_files: int, quota: Quota) -> N
         )
 
 
-def workspace_full(usage: Usage, quota: Quota, frees_at: datetime | None) -> WorkspaceFull:
+def workspace_full(
+    usage: Usage, quota: Quota, frees_at: datetime | None, *, now: datetime
+) -> WorkspaceFull:
     """The refusal when a workspace has not fetched what waits for it."""
     return WorkspaceFull(
         f"{usage.all_files} files of {usage.all_bytes} bytes wait for this workspace already; "
@@ -76,10 +79,17 @@ def workspace_full(usage: Usage, quota: Quota, frees_at: datetime | None) -> Wor
         max_bytes=quota.max_bytes,
         max_files=quota.max_files,
         frees_at=frees_at.isoformat() if frees_at else None,
+        retry_after_seconds=_seconds_until(frees_at, now),
     )
 
 
-def server_full(usage: Usage, quota: Quota, frees_at: datetime | None) -> ServerFull:
+def _seconds_until(frees_at: datetime | None, now: datetime) -> int | None:
+    return max(1, math.ceil((frees_at - now).total_seconds())) if frees_at else None
+
+
+def server_full(
+    usage: Usage, quota: Quota, frees_at: datetime | None, *, now: datetime
+) -> ServerFull:
     """The refusal when the whole server holds as much as it may."""
     return ServerFull(
         f"This server holds as much as it may: {usage.all_bytes} of {quota.max_bytes} bytes "
@@ -89,4 +99,5 @@ def server_full(usage: Usage, quota: Quota, frees_at: datetime | None) -> Server
         max_bytes=quota.max_bytes,
         max_files=quota.max_files,
         frees_at=frees_at.isoformat() if frees_at else None,
+        retry_after_seconds=_seconds_until(frees_at, now),
     )

@@ -53,10 +53,6 @@ class Upload:
     acked_at: datetime | None
     expires_at: datetime
 
-    def is_waiting(self, now: datetime) -> bool:
-        """Whether it can still be fetched."""
-        return self.acked_at is None and now < self.expires_at
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

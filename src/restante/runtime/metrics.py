@@ -103,15 +103,21 @@ class Metrics:
         self.workspaces_active = gauge(
             "workspaces_active", "Workspaces that were registered and not removed."
         )
-        self.workspace_uploads = gauge(
+        # These name workspaces, so only the operator is shown them.
+        self.operator_registry = CollectorRegistry()
+        self.workspace_uploads = Gauge(
             "workspace_uploads",
             "The same for the workspaces with most bytes waiting.",
             ["workspace", "state"],
+            namespace=namespace,
+            registry=self.operator_registry,
         )
-        self.workspace_lag = gauge(
+        self.workspace_lag = Gauge(
             "workspace_feed_lag_rows",
             "Rows not handled yet, for the workspaces furthest behind.",
             ["workspace"],
+            namespace=namespace,
+            registry=self.operator_registry,
         )
         for table in PARTITIONED_TABLES:
             self.leaf_lead_seconds.labels(table)
@@ -183,9 +189,10 @@ class Metrics:
         self.http_requests.labels(method, path, status).inc()
         self.http_request_seconds.labels(method, path).observe(seconds)
 
-    def page(self) -> bytes:
-        """All of it as Prometheus text."""
-        return generate_latest(self.registry)
+    def page(self, *, for_operator: bool = False) -> bytes:
+        """All of it as Prometheus text; what names workspaces only for the operator."""
+        theirs = generate_latest(self.operator_registry) if for_operator else b""
+        return generate_latest(self.registry) + theirs
 
 
 def _or_nan(value: float | None) -> float:

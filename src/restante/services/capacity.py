@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from restante.core import quotas as rules
 from restante.core.quotas import Quota, Usage
@@ -108,4 +109,4 @@ class Capacity:
     async def _refuse(self) -> None:
         async with self._db.connection() as connection:
             frees_at = await quotas.server_frees_at(connection)
-        raise rules.server_full(self._usage(), self._quota, frees_at)
+        raise rules.server_full(self._usage(), self._quota, frees_at, now=datetime.now(UTC))

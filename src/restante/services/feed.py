@@ -105,11 +105,6 @@ class Feed:
             raise _cursor_gone()
         return cursor.seq
 
-    async def marks(self, workspace_id: WorkspaceId) -> Marks:
-        """Where the feed stands."""
-        async with self._db.connection() as connection:
-            return await self._marks(connection, workspace_id)
-
     async def _marks(self, connection: Tx, workspace_id: WorkspaceId) -> Marks:
         return await feed.marks(connection, workspace_id) or Marks(0, 0, 0)
 

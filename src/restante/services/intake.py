@@ -222,7 +222,8 @@ class Intake:
         if self.reservation:
             return
         terms, claim = self.terms, self.terms.claim
-        self.bucket = bucket_of(datetime.now(UTC))
+        now = datetime.now(UTC)
+        self.bucket = bucket_of(now)
         wanted = Reservation(
             uuid4(), terms.workspace_id, self.bucket, claim.bytes, claim.files, terms.room_until
         )
@@ -230,6 +231,6 @@ class Intake:
             if not await quotas.reserve(connection, wanted, self.terms.quota):
                 usage = await quotas.usage_of(connection, self.workspace_id)
                 frees_at = await quotas.workspace_frees_at(connection, self.workspace_id)
-                raise quota_rules.workspace_full(usage, self.terms.quota, frees_at)
+                raise quota_rules.workspace_full(usage, self.terms.quota, frees_at, now=now)
         self.reservation = wanted
         claim.is_reserved()

@@ -26,7 +26,7 @@ from restante.services.intake import Intake, Terms
 from restante.services.wakeups import Wakeups
 from restante.store import quotas, uploads
 from restante.store.blobs import Blobs
-from restante.store.database import Database, Tx
+from restante.store.database import Database, Tx, roll_back
 from restante.store.uploads import Answer, Publication
 
 log = structlog.get_logger()
@@ -177,7 +177,8 @@ class Staging:
         ):
             return UploadTooSlow("The upload took longer than its room was kept; send it again.")
         frees_at = await quotas.workspace_frees_at(connection, intake.workspace_id)
-        return quota_rules.workspace_full(usage, self._policy.quota, frees_at)
+        now = datetime.now(UTC)
+        return quota_rules.workspace_full(usage, self._policy.quota, frees_at, now=now)
 
     def _publication(
         self, intake: Intake, last_chunks: Sequence[Chunk], key: str | None
@@ -205,7 +206,11 @@ async def _publish_or_roll_back(connection: Tx, publication: Publication) -> int
     """A key must not be remembered for files that found no room."""
     transaction = connection.transaction()
     await transaction.start()
-    seq = await uploads.publish(connection, publication)
+    try:
+        seq = await uploads.publish(connection, publication)
+    except BaseException:
+        await roll_back(connection, transaction)
+        raise
     await (transaction.rollback() if seq is None else transaction.commit())
     return seq
 

@@ -1,5 +1,5 @@
 """
-Where the bytes are.  This is the whole of what an object store would have to offer instead.
+Where the bytes are: what an object store would have to offer to hold them instead.
 
 Bytes are put before anything points at them, and found again through the upload that does.
 """
@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import takewhile
 from typing import Protocol
 
-from restante.core.uploads import CHUNK_BYTES, Chunk, Upload
+from restante.core.uploads import Chunk, Upload
 from restante.ids import WorkspaceId
 from restante.store import sql
 from restante.store.database import Database
@@ -98,8 +98,3 @@ def _forget(ahead: "asyncio.Future[list[bytes]]") -> None:
     """Nobody waits for it any more; not even for its failure."""
     if not ahead.cancelled():
         ahead.exception()
-
-
-def last_chunk_of(size: int) -> int:
-    """The number of a file's last chunk."""
-    return (size - 1) // CHUNK_BYTES

@@ -124,6 +124,22 @@ class Database:
         finally:
             await self._release(connection)
 
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Tx]:
+        """
+        Borrow a connection whose session may be changed: locks, time-outs.
+
+        It goes back as it came; if that cannot be made sure of, it is ended.
+        """
+        async with self.connection() as connection:
+            try:
+                yield connection
+                await connection.reset()
+            except BaseException:
+                with suppress(asyncpg.InterfaceError):
+                    connection.terminate()
+                raise
+
     async def _release(self, connection: "PoolConnectionProxy[Row]") -> None:
         """Give it back; one that cannot be made clean in time is ended by the pool itself."""
         with suppress(*_BROKEN):
@@ -138,12 +154,12 @@ class Database:
             try:
                 yield connection
             except BaseException:
-                await _roll_back(connection, transaction)
+                await roll_back(connection, transaction)
                 raise
             await transaction.commit()
 
 
-async def _roll_back(connection: Tx, transaction: "Transaction") -> None:
+async def roll_back(connection: Tx, transaction: "Transaction") -> None:
     """
     Take the transaction back, or end its connection, which comes to the same.
 
@@ -162,7 +178,7 @@ async def _leave_as_it_is(_connection: object) -> None:
     """
     Save the round trip that would reset a session each time it is given back.
 
-    The driver has rolled back an open transaction by now, and nothing of ours sets more than that.
+    The driver has rolled back an open transaction by now.  Whoever sets more borrows a `session`.
     """
 
 
@@ -242,8 +258,8 @@ def _fact(error: BaseException) -> RestanteError | None:
     match error:
         case asyncpg.QueryCanceledError() | TimeoutError():
             return StatementTimedOut(f"The database took too long: {reason(error)}.")
-        case asyncpg.LockNotAvailableError():
-            return TableBusy(f"Somebody is in the way: {reason(error)}.")
+        case _ if _means_busy(error):
+            return TableBusy(f"Somebody is in the way; try again: {reason(error)}.")
         case asyncpg.DiskFullError() | asyncpg.OutOfMemoryError():
             return DatabaseFull("The database has no space left; nothing was stored.")
         case _ if isinstance(error, _LOST):
@@ -252,6 +268,13 @@ def _fact(error: BaseException) -> RestanteError | None:
             return DatabaseUnavailable(_CLOSED)
         case _:
             return None
+
+
+def _means_busy(error: BaseException) -> bool:
+    """A lock that was not to be had, or a leaf that was closed between two statements."""
+    if isinstance(error, asyncpg.CheckViolationError):
+        return "no partition" in str(error) or '"sealed"' in str(error)
+    return isinstance(error, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError)
 
 
 def _means_closed(error: BaseException) -> bool:

@@ -4,12 +4,16 @@ import asyncio
 import base64
 from urllib.parse import quote
 
+import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from restante.core.ranges import ByteRange
 from restante.core.uploads import UNKNOWN_TYPE, Upload
+from restante.errors import RestanteError
 from restante.services.delivery import Delivery
+
+log = structlog.get_logger()
 
 
 def entity_tag(upload: Upload) -> str:
@@ -61,10 +65,8 @@ class Download(Response):
         super().__init__(status_code=206 if wanted else 200, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
         if scope["method"] == "HEAD":
+            await self._send_head(send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         sending = asyncio.create_task(self._send_body(send))
@@ -79,9 +81,27 @@ class Download(Response):
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
+    async def _send_head(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+
     async def _send_body(self, send: Send) -> None:
-        async for piece in self._delivery.read(self._upload, self._range.first, self._range.last):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        """The head goes out with the first bytes; until then it may become a refusal."""
+        begun = False
+        try:
+            async for piece in self._delivery.read(
+                self._upload, self._range.first, self._range.last
+            ):
+                if not begun:
+                    await self._send_head(send)
+                    begun = True
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except RestanteError as error:
+            if not begun:
+                raise
+            log.warning("fetch_broken_off", file=str(self._upload.file_id), reason=str(error))
+            return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         self._is_sent = True
         if self._range.last == self._upload.size - 1:

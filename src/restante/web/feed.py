@@ -80,6 +80,7 @@ async def read(request: Request) -> Response:
     reading = context(request).feed.read(workspace.id, query)
     if query.wait_seconds:
         page = await _unless_gone(request, asyncio.ensure_future(reading))
+        await auth.owner_or_admin(request)  # a token may be revoked while its request waits
     else:
         page = await reading
     if page is None:

@@ -6,6 +6,7 @@ from starlette.responses import Response
 from restante import wire
 from restante.errors import NotReady
 from restante.runtime.metrics import CONTENT_TYPE
+from restante.web import auth
 from restante.web.context import context
 from restante.web.operations import operation
 from restante.web.problems import json_response
@@ -38,4 +39,6 @@ async def ready(request: Request) -> Response:
     answers={200: CONTENT_TYPE},
 )
 async def metrics(request: Request) -> Response:
-    return Response(context(request).metrics.page(), media_type=CONTENT_TYPE)
+    return Response(
+        context(request).metrics.page(for_operator=auth.is_admin(request)), media_type=CONTENT_TYPE
+    )

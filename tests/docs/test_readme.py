@@ -1,0 +1,55 @@
+"""What the README lets its reader type works, on a real server."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from processes import RESTANTE, Server, clean_environment
+
+README = Path(__file__).parents[2] / "README.md"
+TRY_IT = re.compile(r"^## Try it$(.*?)^## ", re.MULTILINE | re.DOTALL)
+SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ADDRESS = "http://127.0.0.1:8080"
+
+
+def first_blocks(directory: Path, server: Server) -> list[str]:
+    """The try-out and the operator's commands, at this server and with files of our own."""
+    found = TRY_IT.search(README.read_text())
+    assert found
+    blocks = SHELL_BLOCK.findall(found[1])[:2]
+    assert all(ADDRESS in block or ".venv/bin/restante" in block for block in blocks)
+    return [
+        block.replace(ADDRESS, server.address)
+        .replace("/tmp/", f"{directory}/")
+        .replace(".venv/bin/restante", str(RESTANTE))
+        for block in blocks
+    ]
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_the_try_out_works_as_it_is_written(server: Server, tmp_path: Path):
+    """A reader pastes it; the file comes back whole and is acknowledged, and the status knows."""
+    server.start()
+    shutil.copy(README, tmp_path / "README.md")
+
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", "\n".join(first_blocks(tmp_path, server))],
+        cwd=tmp_path,
+        env=clean_environment(RESTANTE_DATA_DIR=str(server.data_dir), COLUMNS="200"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    registered, feed = (json.loads(line) for line in done.stderr.splitlines() if line)
+    assert registered["status"] == "registered"
+    assert [row["method"] for row in feed] == ["chat_upload_receive"]
+    assert (tmp_path / "fetched.md").read_bytes() == README.read_bytes()
+    assert '{"acked":true}' in done.stdout
+    assert "0 never fetched, 0 fetched but not acknowledged, 1 acknowledged" in done.stdout
+    assert "would come back." in done.stdout
