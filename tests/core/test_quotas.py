@@ -56,5 +56,6 @@ def test_a_refusal_says_what_how_much_and_until_when():
             "max_bytes": 16,
             "max_files": 4,
             "frees_at": "2026-03-01T12:00:00+00:00",
+            "retry_after_seconds": 90,
         }
     assert "frees_at" not in workspace_full(usage, quota, None, now=noon).facts

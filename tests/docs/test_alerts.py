@@ -49,7 +49,8 @@ def samples() -> dict[str, set[str]]:
     metrics.workspace_lag.labels("some")
     return {
         sample.name: set(sample.labels)
-        for family in metrics.registry.collect()
+        for registry in (metrics.registry, metrics.operator_registry)
+        for family in registry.collect()
         for sample in family.samples
     }
 

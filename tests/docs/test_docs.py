@@ -52,7 +52,8 @@ def commands(group: App = app, above: tuple[str, ...] = ()) -> Iterator[tuple[st
 
 
 def metric_names() -> list[str]:
-    families = Metrics(Settings().metrics_namespace).registry.collect()
+    metrics = Metrics(Settings().metrics_namespace)
+    families = [*metrics.registry.collect(), *metrics.operator_registry.collect()]
     return [f.name + ("_total" if f.type == "counter" else "") for f in families]
 
 

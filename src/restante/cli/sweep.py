@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from restante import wire
 from restante.cli.flags import flags_for, settings_from
@@ -104,7 +104,10 @@ def _show_plan(plan: wire.RetentionPlan) -> None:
 
 
 def _steps(steps: list[wire.PlanStep]) -> Table:
-    table = Table("step", "leaf", "rows", "comes back", "why", box=None, pad_edge=False)
+    # A name is worth nothing with its end cut off; the reason can be wrapped.
+    action, leaf = (Column(name, no_wrap=True) for name in ("step", "leaf"))
+    leaf.min_width = max(len(step.leaf or "") for step in steps)
+    table = Table(action, leaf, "rows", "comes back", "why", box=None, pad_edge=False)
     for step in steps:
         table.add_row(
             step.action, step.leaf or "", str(step.rows or ""), shown_bytes(step.bytes), step.why

@@ -7,7 +7,7 @@ from uuid import UUID
 import structlog
 
 from restante.core import workspaces as rules
-from restante.core.workspaces import Changes, Workspace
+from restante.core.workspaces import Changes, Details, Workspace
 from restante.errors import NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId
 from restante.store import workspaces
@@ -111,9 +111,9 @@ class Registry:
         )
 
     async def _renew(self, stored: Workspace, changes: Changes) -> Registered:
-        details = rules.details_of(stored, changes)
-        async with self._db.connection() as connection:
-            await workspaces.update(connection, stored.id, details)
+        details = await self._write(stored.id, changes)
+        if details is None:
+            raise NotAuthenticated(_NOT_YOURS)
         becomes_push = details.delivery_mode == "push" and stored.delivery_mode != "push"
         return Registered(
             details.delivery_mode, inbound_secret=stored.inbound_secret if becomes_push else None
@@ -121,14 +121,20 @@ class Registry:
 
     async def change(self, workspace_id: WorkspaceId, changes: Changes) -> None:
         """The operator's changes; raises WorkspaceUnknown."""
-        stored = await self.find(workspace_id)
-        if stored is None:
+        details = await self._write(workspace_id, changes)
+        if details is None:
             raise WorkspaceUnknown(_UNKNOWN)
-        details = rules.details_of(stored, changes)
-        async with self._db.connection() as connection:
-            if not await workspaces.update(connection, workspace_id, details):
-                raise WorkspaceUnknown(_UNKNOWN)
         log.info("workspace_changed", workspace=str(workspace_id), mode=details.delivery_mode)
+
+    async def _write(self, workspace_id: WorkspaceId, changes: Changes) -> Details | None:
+        """Change what was said and keep the rest, as it is now; None if the workspace is gone."""
+        async with self._db.transaction() as tx:
+            stored = await workspaces.get_to_change(tx, workspace_id)
+            if stored is None or stored.status != "active":
+                return None
+            details = rules.details_of(stored, changes)
+            await workspaces.update(tx, workspace_id, details)
+            return details
 
     async def heartbeat(self, workspace: Workspace, active_tasks: int, current_task: str) -> None:
         """A sign of life."""

@@ -194,10 +194,13 @@ class Sweeping:
             if not is_ours:
                 log.debug("sweep_elsewhere")
                 return False
+            # Another server may have done some of it since we looked.
+            found = {(leaf.name, leaf.state) for leaf in await retention.all_leaves(connection)}
+            left = [s for s in steps if s.leaf and (s.leaf.name, s.leaf.state) in found]
             work = _LeafWork(connection, stop_at)
-            for step in steps:
+            for step in left:
                 await self._try(step, report, tell, work.carry_out)
-        return True
+        return len(left) == len(steps)
 
 
 def _account(report: Report, observer: Observer) -> None:

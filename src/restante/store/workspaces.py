@@ -49,6 +49,11 @@ async def get(connection: Tx, workspace_id: WorkspaceId) -> Workspace | None:
     return _workspace(await connection.fetchrow(queries.get, workspace_id))
 
 
+async def get_to_change(tx: Tx, workspace_id: WorkspaceId) -> Workspace | None:
+    """The workspace in any state, held for this transaction."""
+    return _workspace(await tx.fetchrow(queries.get_to_change, workspace_id))
+
+
 async def by_token(connection: Tx, token_hash: bytes) -> Workspace | None:
     """The workspace whose token has this hash."""
     return _workspace(await connection.fetchrow(queries.by_token, token_hash))

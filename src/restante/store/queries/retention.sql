@@ -91,8 +91,8 @@ with upload as (
 select size from moved;
 
 -- name: trim_feeds
--- How far each feed is trimmed with this leaf, a batch of workspaces at a time: the rows of all of
--- them must not be locked at once.  %s is the leaf.
+-- How far each feed is trimmed with this leaf, whose name is put in; a batch of workspaces at a time,
+-- for the rows of all of them must not be locked at once.
 with gone as (
     select workspace_id, max(seq) as seq from %s
      where workspace_id > $1

@@ -148,9 +148,9 @@ select workspace_id, file_id, bucket, name, mimetype, size, sha256,
  where workspace_id = $1 and file_id = $2 and acked_at is not null;
 
 -- name: sweep
--- Bounded: a backlog of millions must not hold locks for minutes; a row that somebody holds is left
--- for the next pass.  Expired ones give their room back, in the order of the workspaces so that two
--- sweepers cannot wait for each other.
+-- Bounded: a backlog of millions must not hold locks for minutes.  A row that somebody holds is left
+-- for the next pass, and so are the expired files of a workspace whose counters somebody holds: they
+-- could not give their room back.  Nothing is waited for, so two sweepers cannot wait for each other.
 with acknowledged as (
     select workspace_id, file_id from uploads
      where acked_at is not null and acked_at < $1
@@ -159,10 +159,14 @@ with acknowledged as (
     select workspace_id, file_id from uploads
      where acked_at is null and expires_at < $2
      order by expires_at limit $3 for update skip locked
+), locked as (
+    select workspace_id from feeds
+     where workspace_id in (select workspace_id from expired)
+       for update skip locked
 ), due as (
     select workspace_id, file_id from acknowledged
     union all
-    select workspace_id, file_id from expired
+    select workspace_id, file_id from expired join locked using (workspace_id)
 ), gone as (
     delete from uploads using due
      where uploads.workspace_id = due.workspace_id and uploads.file_id = due.file_id
@@ -170,14 +174,11 @@ with acknowledged as (
 ), unclaimed as (
     select workspace_id, sum(size) as bytes, count(*) as files
       from gone where not was_acked group by workspace_id
-), locked as (
-    select feeds.workspace_id from feeds join unclaimed using (workspace_id)
-     order by feeds.workspace_id for update of feeds
 ), given_back as (
     update feeds
        set waiting_bytes = waiting_bytes - unclaimed.bytes,
            waiting_files = waiting_files - unclaimed.files
-      from unclaimed join locked using (workspace_id)
+      from unclaimed
      where feeds.workspace_id = unclaimed.workspace_id
 )
 select count(*) filter (where was_acked) as acked, count(*) filter (where not was_acked) as expired

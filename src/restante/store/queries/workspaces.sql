@@ -23,6 +23,14 @@ select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, 
   from workspaces
  where id = $1;
 
+-- name: get_to_change
+-- Held until the change is written: two who change it at once do not undo each other.
+select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, inbound_secret,
+       active_tasks, current_task, created_at, last_seen_at
+  from workspaces
+ where id = $1
+   for update;
+
 -- name: by_token
 select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, inbound_secret,
        active_tasks, current_task, created_at, last_seen_at
