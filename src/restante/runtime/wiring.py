@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import structlog
 from starlette.applications import Starlette
 
@@ -34,9 +35,10 @@ from restante.services.sweeping import Sweeping
 from restante.services.upkeep import Upkeep
 from restante.services.wakeups import Wakeups
 from restante.settings import Settings
-from restante.store import migrate
+from restante.store import migrate, retention
 from restante.store.blobs import PostgresBlobs
 from restante.store.database import Database, Listener
+from restante.store.retention import Choice
 from restante.web import app
 from restante.web.context import Context
 
@@ -122,6 +124,8 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
             feed_retention=timedelta(days=settings.feed_retention_days),
         )
         await upkeep.create_leaves()
+        async with db.connection() as connection:
+            await retention.keep_choice(connection, _choice(settings))
         loops = _loops(settings, db, context, upkeep)
         context.metrics.expect_loops(loop.name for loop in loops)
         await stack.enter_async_context(Loops(loops, context.metrics))
@@ -142,8 +146,34 @@ async def operator(settings: Settings) -> AsyncIterator[Operator]:
     logs.configure(settings.log_format, "warning")
     async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
         await Readiness(db, migrate.shipped()).check()
+        settings = await _as_the_servers_have_it(settings, db)
         delivery = _delivery(settings, db, Wakeups(db, Listener(dsn)))
         yield Operator(_sweeping(settings, db, delivery), SpaceAccount(db))
+
+
+def _choice(settings: Settings) -> Choice:
+    return Choice(
+        ack=timedelta(seconds=settings.ack_retention_seconds),
+        feed=timedelta(days=settings.feed_retention_days),
+    )
+
+
+async def _as_the_servers_have_it(settings: Settings, db: Database) -> Settings:
+    """
+    What nobody said to the command, as it was said to the servers.
+
+    A sweep by hand in a bare shell must not delete by the defaults what the servers are to keep.
+    """
+    async with db.connection() as connection:
+        chosen = await retention.choice(connection)
+    usual = Settings()
+    if chosen and settings.ack_retention_seconds == usual.ack_retention_seconds:
+        seconds = int(chosen.ack.total_seconds())
+        settings = msgspec.structs.replace(settings, ack_retention_seconds=seconds)
+    if chosen and settings.feed_retention_days == usual.feed_retention_days:
+        days = chosen.feed / timedelta(days=1)
+        settings = msgspec.structs.replace(settings, feed_retention_days=days)
+    return settings
 
 
 def _loops(settings: Settings, db: Database, context: Context, upkeep: Upkeep) -> list[Loop]:
@@ -172,17 +202,11 @@ def _loops(settings: Settings, db: Database, context: Context, upkeep: Upkeep) -
 
 
 def _sweeping(settings: Settings, db: Database, delivery: Delivery) -> Sweeping:
+    choice = _choice(settings)
     policy = RetentionPolicy(
-        ack_retention=timedelta(seconds=settings.ack_retention_seconds),
-        feed_retention=timedelta(days=settings.feed_retention_days),
-        settling=_SETTLING,
+        ack_retention=choice.ack, feed_retention=choice.feed, settling=_SETTLING
     )
-    return Sweeping(
-        db,
-        delivery,
-        policy,
-        budget_seconds=_SWEEP_SECONDS * 0.7,
-    )
+    return Sweeping(db, delivery, policy, budget_seconds=_SWEEP_SECONDS * 0.7)
 
 
 def _context(

@@ -25,7 +25,7 @@ class SpaceAccount:
                 workspaces_active=await space.workspaces_active(tx),
                 workspaces=await space.workspaces(tx, now=now),
                 lags=await space.lags(tx),
-                pins=await space.pins(tx),
+                pins=await space.pins(tx, now=now),
                 lead_seconds=await space.lead_seconds(tx, now=now),
                 growth_bytes_per_day=await space.growth_bytes_per_day(tx, now=now),
                 free_bytes=await _free_bytes(tx),
@@ -42,7 +42,8 @@ class SpaceAccount:
 async def _free_bytes(tx: Tx) -> int | None:
     """The free space of the database's disk, if its directory is one that we can see."""
     directory = await space.data_directory(tx)
-    if not directory or not os.access(directory, os.R_OK | os.X_OK):
+    try:
+        disk = os.statvfs(directory) if directory else None
+    except OSError:
         return None
-    disk = os.statvfs(directory)
-    return disk.f_bavail * disk.f_frsize
+    return disk.f_bavail * disk.f_frsize if disk else None

@@ -85,11 +85,11 @@ class Sweeping:
         # The past leaves of which a close look has found that they have to stay.
         self._settled = frozenset[str]()
 
-    async def one_pass(self, observer: Observer) -> Report:
+    async def one_pass(self, observer: Observer, *, closely: bool = False) -> Report:
         """One pass, counted, and logged if it did something, be it that it failed after that."""
         report = Report()
         try:
-            await self._run(report, _unheard)
+            await self._run(report, _unheard, closely=closely)
         except BaseException:  # one that was cut at its deadline has failed too
             observer.sweep_failed()
             raise
@@ -103,14 +103,14 @@ class Sweeping:
             return rules.plan(await self._picture(tx, closely=True), self._policy)
 
     async def sweep(self, tell: Tell = _unheard) -> Report:
-        """Carry out one pass; returns what it did."""
+        """Carry out what `plan` would show now; returns what it did."""
         report = Report()
-        await self._run(report, tell)
+        await self._run(report, tell, closely=True)
         return report
 
-    async def _run(self, report: Report, tell: Tell) -> None:
+    async def _run(self, report: Report, tell: Tell, *, closely: bool) -> None:
         async with self._db.connection() as connection:
-            picture = await self._picture(connection, closely=False)
+            picture = await self._picture(connection, closely=closely)
         plan = rules.plan(picture, self._policy)
         # Look closely again until a close look finds nothing left to do.
         self._settled = frozenset()
@@ -187,7 +187,7 @@ class Sweeping:
         if not steps:
             return True
         async with (
-            self._db.connection() as connection,
+            self._db.session() as connection,
             locks.held_if_free(connection, "sweep") as is_ours,
             retention.patient(connection, LEAF_LOCK_MILLISECONDS),
         ):

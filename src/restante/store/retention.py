@@ -7,8 +7,8 @@ feel, and dropped.  Each step can be interrupted, found in the catalogue again, 
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from restante.core.leaves import Span
@@ -24,15 +24,39 @@ TABLES = {table.name: table for table in (leaves.CHUNKS, leaves.FEED)}
 # Above Postgres's deadlock_timeout, so that an autovacuum in the way is told to yield.
 LEAF_LOCK_MILLISECONDS = 1500
 _WORKSPACES_PER_TRIM = 500
+_DUE_COUNTED = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How long the servers of this database keep acknowledged files and feed rows."""
+
+    ack: timedelta
+    feed: timedelta
 
 
 async def due_uploads(
     connection: Tx, *, acked_before: datetime, expired_before: datetime
 ) -> tuple[int, int]:
-    """How many uploads a sweep would delete: acknowledged ones, and expired ones."""
-    row = await connection.fetchrow(queries.due_uploads, acked_before, expired_before)
+    """How many uploads a sweep would delete, acknowledged and expired; no more are counted."""
+    row = await connection.fetchrow(queries.due_uploads, acked_before, expired_before, _DUE_COUNTED)
     assert row is not None  # noqa: S101 - it has no FROM
     return row["acked"], row["expired"]
+
+
+async def keep_choice(connection: Tx, choice: Choice) -> None:
+    """Record how long the servers keep things."""
+    await connection.execute(
+        queries.keep_choice, choice.ack.total_seconds(), choice.feed.total_seconds()
+    )
+
+
+async def choice(connection: Tx) -> Choice | None:
+    """How long the servers keep things; None if none has started yet."""
+    row = await connection.fetchrow(queries.choice)
+    if row is None:
+        return None
+    return Choice(timedelta(seconds=row["ack_seconds"]), timedelta(seconds=row["feed_seconds"]))
 
 
 async def all_leaves(connection: Tx) -> list[Leaf]:

@@ -53,8 +53,8 @@ async def lags(connection: Tx) -> list[Lag]:
     return [Lag(WorkspaceId(row["workspace_id"]), row["behind"]) for row in rows]
 
 
-async def pins(connection: Tx) -> list[Pin]:
-    """Sessions and slots that hold back what could be cleaned up."""
+async def pins(connection: Tx, *, now: datetime) -> list[Pin]:
+    """Sessions, slots and workspaces that hold back what could be cleaned up."""
     found = [
         Pin(
             who=f"process {row['pid']} ({row['who']})",
@@ -72,6 +72,16 @@ async def pins(connection: Tx) -> list[Pin]:
             bytes=row["bytes"],
         )
         for row in await connection.fetch(queries.slots)
+    ]
+    found += [
+        Pin(
+            who=f"workspace {row['workspace_id']}",
+            what=f"{row['files']} files that it does not fetch",
+            way_out=f"connect it, remove it, or wait until {row['until']:%Y-%m-%d %H:%M}",
+            bytes=row["bytes"],
+            seconds=row["seconds"],
+        )
+        for row in await connection.fetch(queries.silent_workspaces, now)
     ]
     return found
 

@@ -32,7 +32,9 @@ async def plan(request: Request) -> Response:
 async def sweep(request: Request) -> Response:
     auth.admin(request)
     here = context(request)
-    return json_response(reports.report_view(await here.sweeping.one_pass(here.metrics)))
+    return json_response(
+        reports.report_view(await here.sweeping.one_pass(here.metrics, closely=True))
+    )
 
 
 @operation(

@@ -110,3 +110,10 @@ create table space_samples (
     taken_at timestamptz not null primary key,
     bytes    bigint      not null
 );
+
+-- How long the servers keep things, for the commands that are run beside them.
+create table chosen_retention (
+    only_row      boolean          not null primary key default true check (only_row),
+    ack_seconds   double precision not null,
+    feed_seconds  double precision not null
+);

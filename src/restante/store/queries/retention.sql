@@ -1,7 +1,10 @@
 -- name: due_uploads
 -- Two index ranges; both are empty when nothing is due.
-select (select count(*) from uploads where acked_at is not null and acked_at < $1) as acked,
-       (select count(*) from uploads where acked_at is null and expires_at < $2) as expired;
+-- Counted up to a limit, so that no backlog is too long to begin with.
+select (select count(*) from (select from uploads
+                               where acked_at is not null and acked_at < $1 limit $3) as few) as acked,
+       (select count(*) from (select from uploads
+                               where acked_at is null and expires_at < $2 limit $3) as few) as expired;
 
 -- name: leaves
 -- Every leaf of our tables, and every table that was one and was left over.  Sizes are asked for apart.
@@ -97,11 +100,23 @@ with gone as (
     select workspace_id, max(seq) as seq from %s
      where workspace_id > $1
      group by workspace_id order by workspace_id limit $2
+), locked as (
+    select workspace_id from feeds where workspace_id in (select workspace_id from gone)
+     order by workspace_id for update
 ), trimmed as (
     update feeds set trimmed_seq = greatest(trimmed_seq, gone.seq)
-      from gone where feeds.workspace_id = gone.workspace_id
+      from gone join locked using (workspace_id)
+     where feeds.workspace_id = gone.workspace_id
 )
 select workspace_id from gone order by workspace_id desc limit 1;
 
 -- name: size_of
 select coalesce(pg_total_relation_size(to_regclass($1)), 0);
+
+-- name: keep_choice
+insert into chosen_retention (ack_seconds, feed_seconds) values ($1, $2)
+    on conflict (only_row) do update
+   set ack_seconds = excluded.ack_seconds, feed_seconds = excluded.feed_seconds;
+
+-- name: choice
+select ack_seconds, feed_seconds from chosen_retention;

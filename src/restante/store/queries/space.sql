@@ -56,6 +56,16 @@ select pid, coalesce(nullif(application_name, ''), backend_type) as who,
  order by xact_start
  limit 5;
 
+-- name: silent_workspaces
+-- Files that nobody has fetched for an hour, by the workspace they wait for.
+select workspace_id, count(*) as files, sum(size)::bigint as bytes,
+       extract(epoch from $1 - min(created_at))::float as seconds, max(expires_at) as until
+  from uploads
+ where acked_at is null and fetched_at is null and created_at < $1::timestamptz - interval '1 hour'
+ group by workspace_id
+ order by bytes desc, workspace_id
+ limit 5;
+
 -- name: slots
 select slot_name as who, active,
        coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint as bytes
@@ -88,4 +98,7 @@ select parent.relname as table_name, pg_get_expr(leaf.relpartbound, leaf.oid) as
  where parent.oid in ('chunks'::regclass, 'feed'::regclass);
 
 -- name: data_directory
-select setting from pg_settings where name = 'data_directory';
+-- Only of a server on this machine: the same path elsewhere would tell of another disk.
+select setting from pg_settings
+ where name = 'data_directory'
+   and (inet_server_addr() is null or inet_server_addr() <<= '127.0.0.0/8' or inet_server_addr() = '::1');

@@ -1,0 +1,320 @@
+"""What the tables take, what holds it, and how fast it grows."""
+
+import os
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from factories import (
+    DAY,
+    HOUR,
+    NOW,
+    Content,
+    make_message,
+    make_upload,
+    make_workspace,
+)
+from sweeps import leaf_names, make_leaf, make_old
+
+from restante.core.space import Lag, States, TableSpace
+from restante.ids import WorkspaceId
+from restante.services.space import SpaceAccount
+from restante.store import feed, retention, space, uploads
+from restante.store.database import Database
+from restante.store.leaves import CHUNKS, FEED
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def connection(db_with_leaves: Database, connections: Any) -> Any:
+    connection = await connections()
+    await connection.execute("set timezone = 'UTC'; set datestyle = 'ISO'")
+    return connection
+
+
+@pytest.fixture
+async def workspace_id(connection: Any) -> WorkspaceId:
+    return await make_workspace(connection)
+
+
+async def table(connection: Any, name: str) -> TableSpace:
+    return next(one for one in await space.tables(connection) if one.name == name)
+
+
+# Tables and leaves
+
+
+async def test_every_table_is_there_and_the_largest_comes_first(connection: Any):
+    found = await space.tables(connection)
+
+    expected = await connection.fetch(
+        "select relname from pg_class where relnamespace = 'restante'::regnamespace"
+        " and relkind in ('r', 'p') and not relispartition"
+    )
+    assert {one.name for one in found} == {row["relname"] for row in expected}
+    assert [one.bytes for one in found] == sorted((one.bytes for one in found), reverse=True)
+
+
+async def test_leaves_are_part_of_their_table(connection: Any, workspace_id: WorkspaceId):
+    before = await table(connection, "chunks")
+    leaf = await make_leaf(connection, CHUNKS)
+    await make_old(connection, workspace_id, 4, data=os.urandom(256 * 1024))
+
+    after = await table(connection, "chunks")
+
+    assert after.leaves == before.leaves + 1 == len(await leaf_names(connection, CHUNKS))
+    size = await connection.fetchval("select pg_total_relation_size($1::text::regclass)", leaf)
+    assert after.bytes == before.bytes + size
+    assert size > 4 * 256 * 1024
+
+
+async def test_what_is_left_over_of_a_leaf_still_counts_for_its_table(connection: Any):
+    """It takes space until it is dropped, and its name must not become a label."""
+    leaf = await make_leaf(connection, FEED)
+    before = await table(connection, "feed")
+    await retention.detach(connection, "feed", leaf)
+
+    after = await table(connection, "feed")
+
+    assert after.bytes == before.bytes
+    assert leaf not in {one.name for one in await space.tables(connection)}
+
+
+async def test_live_bytes_are_those_of_the_files_that_are_there(
+    connection: Any, workspace_id: WorkspaceId
+):
+    assert await space.live_bytes(connection) == 0
+    for size in (10, 200):
+        await make_upload(connection, workspace_id, Content(bytes(size)))
+
+    assert await space.live_bytes(connection) == 210
+
+
+# Uploads by how far they got
+
+
+async def make_states(connection: Any, workspace_id: WorkspaceId, counts: States) -> None:
+    async def make(**other: Any) -> Any:
+        return await make_upload(connection, workspace_id, Content(bytes(10)), **other)
+
+    for _ in range(counts.never_fetched):
+        await make()
+    for _ in range(counts.fetched):
+        await uploads.mark_fetched(connection, workspace_id, await make(), now=NOW)
+    for _ in range(counts.acked):
+        await uploads.acknowledge(connection, workspace_id, await make(), now=NOW)
+    for _ in range(counts.expired):
+        await make(expires_at=NOW)
+
+
+async def test_uploads_are_counted_by_how_far_they_got(connection: Any, workspace_id: WorkspaceId):
+    await make_states(connection, workspace_id, States(4, 3, 2, 1))
+
+    assert await space.states(connection, now=NOW) == States(4, 3, 2, 1)
+
+
+async def test_the_same_for_each_workspace_those_with_most_waiting_first(
+    connection: Any, workspace_id: WorkspaceId
+):
+    other, idle = await make_workspace(connection), await make_workspace(connection)
+    await make_states(connection, workspace_id, States(1, 1, 5, 0))
+    await make_states(connection, other, States(2, 0, 0, 1))
+
+    found = await space.workspaces(connection, now=NOW)
+
+    assert [(one.workspace_id, one.states, one.waiting_bytes) for one in found] == [
+        (other, States(2, 0, 0, 1), 30),
+        (workspace_id, States(1, 1, 5, 0), 20),
+    ]
+    assert found[0].waiting_since == NOW
+    assert idle not in {one.workspace_id for one in found}
+
+
+async def test_a_workspace_that_has_acknowledged_everything_waits_for_nothing(
+    connection: Any, workspace_id: WorkspaceId
+):
+    await make_states(connection, workspace_id, States(0, 0, 2, 0))
+
+    (found,) = await space.workspaces(connection, now=NOW)
+
+    assert (found.waiting_bytes, found.waiting_since) == (0, None)
+
+
+async def test_only_so_many_workspaces_are_shown(connection: Any):
+    """Promise 5: a page and its labels stay bounded, however many workspaces there are."""
+    for _ in range(25):
+        workspace_id = await make_workspace(connection)
+        await make_upload(connection, workspace_id)
+
+    assert len(await space.workspaces(connection, now=NOW)) == 20
+    assert len(await space.lags(connection)) == 20
+
+
+async def test_lags_are_what_was_not_handled_the_furthest_first(
+    connection: Any, workspace_id: WorkspaceId
+):
+    other, done = await make_workspace(connection), await make_workspace(connection)
+    for each, rows, acked in ((workspace_id, 3, 1), (other, 4, 0), (done, 2, 2)):
+        for _ in range(rows):
+            await feed.append(connection, each, make_message(), now=NOW)
+        await feed.acknowledge(connection, each, acked)
+
+    assert await space.lags(connection) == [Lag(other, 4), Lag(workspace_id, 2)]
+
+
+async def test_workspaces_that_were_removed_are_not_active(
+    connection: Any, workspace_id: WorkspaceId
+):
+    await make_workspace(connection)
+    await connection.execute("update workspaces set status = 'removed' where id = $1", workspace_id)
+
+    assert await space.workspaces_active(connection) == 1
+
+
+# What pins space
+
+
+async def test_an_open_transaction_is_no_pin_in_its_first_minute(connection: Any, connections: Any):
+    """Its age cannot be moved by data; that the others are found is shown below."""
+    reader = await connections()
+    async with reader.transaction():
+        await reader.execute("select from uploads")
+
+        found = await space.pins(connection, now=NOW)
+
+    assert f"process {reader.get_server_pid()}" not in {pin.who.split(" (")[0] for pin in found}
+
+
+async def test_a_transaction_that_has_been_open_for_long_is_named_with_the_way_out(
+    connection: Any, connections: Any, monkeypatch: pytest.MonkeyPatch
+):
+    reader = await connections()
+    pid = reader.get_server_pid()
+    query = space.queries.oldest_transactions
+    assert "interval '1 minute'" in query
+    monkeypatch.setitem(
+        space.queries._by_name,
+        "oldest_transactions",
+        query.replace("interval '1 minute'", "interval '0'"),
+    )
+    async with reader.transaction():
+        await reader.execute("select from uploads")
+
+        found = await space.pins(connection, now=NOW)
+
+    (pin,) = [pin for pin in found if pin.who.startswith(f"process {pid} ")]
+    assert pin.what == "an open transaction"
+    assert f"pg_terminate_backend({pid})" in pin.way_out
+    assert pin.seconds > 0
+
+
+@pytest.fixture
+async def slot(connection: Any) -> AsyncIterator[str]:
+    """A replication slot that keeps log and that nobody reads."""
+    name = f"test_{uuid4().hex}"
+    await connection.execute("select pg_create_physical_replication_slot($1, true)", name)
+    yield name
+    await connection.execute("select pg_drop_replication_slot($1)", name)
+
+
+async def test_a_replication_slot_is_named_with_the_log_it_keeps(
+    connection: Any, workspace_id: WorkspaceId, slot: str
+):
+    await make_upload(connection, workspace_id, Content(bytes(200_000)))
+
+    (pin,) = [pin for pin in await space.pins(connection, now=NOW) if slot in pin.who]
+
+    assert pin.bytes > 0
+    assert "nobody reads it" in pin.what
+    assert "drop the slot" in pin.way_out
+
+
+# Growth
+
+
+async def take(connection: Any, *samples: tuple[timedelta, int]) -> None:
+    for ago, size in samples:
+        await space.take_sample(connection, size, now=NOW - ago)
+
+
+async def growth(connection: Any) -> float | None:
+    return await space.growth_bytes_per_day(connection, now=NOW)
+
+
+async def test_growth_is_not_known_before_the_samples_cover_an_hour(connection: Any):
+    assert await growth(connection) is None
+    await take(connection, (timedelta(minutes=59), 0), (timedelta(0), 10**6))
+    assert await growth(connection) is None
+
+
+async def test_growth_is_what_came_a_day_since_the_first_sample(connection: Any):
+    await take(connection, (2 * DAY, 1000), (DAY, 9000), (timedelta(0), 5000))
+
+    assert await growth(connection) == pytest.approx(2000)
+
+
+async def test_what_shrinks_grows_by_less_than_nothing(connection: Any):
+    await take(connection, (12 * HOUR, 1000), (timedelta(0), 400))
+
+    assert await growth(connection) == pytest.approx(-1200)
+
+
+async def test_samples_older_than_a_week_do_not_count_and_are_forgotten(connection: Any):
+    await take(connection, (30 * DAY, 0), (7 * DAY, 0), (6 * DAY, 600), (timedelta(0), 1200))
+
+    assert await growth(connection) == pytest.approx(100)
+    assert await connection.fetchval("select count(*) from space_samples") == 3
+
+
+async def test_two_servers_that_sample_at_once_keep_one(connection: Any):
+    await take(connection, (DAY, 100), (DAY, 300))
+
+    assert await connection.fetchval("select count(*) from space_samples") == 1
+
+
+# Leaves ahead
+
+
+async def test_the_lead_is_the_end_of_the_last_leaf(connection: Any):
+    end = max(
+        leaf.span.end
+        for leaf in await retention.all_leaves(connection)
+        if leaf.span and leaf.table == "chunks"
+    )
+
+    lead = await space.lead_seconds(connection, now=end - HOUR)
+
+    assert lead["chunks"] == pytest.approx(3600)
+    assert set(lead) == {"chunks", "feed"}
+
+
+async def test_without_leaves_there_is_no_lead(db: Database):
+    async with db.connection() as connection:
+        assert await space.lead_seconds(connection, now=NOW) == {"chunks": 0, "feed": 0}
+
+
+async def test_past_leaves_give_no_lead(connection: Any):
+    later = NOW + 30 * DAY
+
+    assert await space.lead_seconds(connection, now=later) == {"chunks": 0, "feed": 0}
+
+
+# All of it
+
+
+async def test_a_look_reads_only_and_a_sample_remembers_the_total(db_with_leaves: Database):
+    account = SpaceAccount(db_with_leaves)
+
+    seen = await account.look()
+    async with db_with_leaves.connection() as connection:
+        after_the_look = await connection.fetchval("select count(*) from space_samples")
+        sampled = await account.sample()
+        kept = await connection.fetchval("select bytes from space_samples")
+
+    assert (after_the_look, kept) == (0, sampled.total_bytes)
+    assert seen.growth_bytes_per_day is None
+    assert seen.free_bytes is None or seen.free_bytes > 0
+    assert seen.total_bytes == sum(one.bytes for one in seen.tables)
