@@ -132,7 +132,7 @@ async def grow_older(connection: Any, by: timedelta = timedelta(days=2)) -> None
     """
     Every file, with its bytes and all its times, becomes older.
 
-    The leaves it was in are left empty, as if nothing had ever been in them; so nothing may get into
+    The leaves it was in are left empty, as if nothing had ever been in them; nothing may get into
     a leaf that something else leaves.
     """
     rows = await connection.fetch(

@@ -46,7 +46,7 @@ async def counted(connection: Any) -> tuple[int, bool]:
 
 
 def run(dsn: str, *words: str, **environment: str) -> Outcome:
-    return restante(*words, "--database-url", dsn, **environment)
+    return restante(*words, "--database-url", dsn, seconds=60, **environment)
 
 
 def said_by(outcome: Outcome) -> str:
@@ -206,7 +206,7 @@ async def test_the_commands_find_the_database_of_a_server_that_runs_or_does_not(
     await make_old(connection, await make_workspace(connection), 3)
     await expire(connection)
     await connection.execute("checkpoint")
-    written: list[int] = []
+    written, planned = list[int](), ""
     # Postgres itself writes now and then, so one quiet run of a few is enough.
     while len(written) < 5 and 0 not in written:
         before = await position(connection)

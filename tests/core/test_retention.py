@@ -41,11 +41,13 @@ moments = st.one_of(
     st.integers(-40 * 86_400, 3 * 86_400).map(lambda seconds: NOW + timedelta(seconds=seconds)),
     st.sampled_from([NOW, NOW - POLICY.settling, NOW - POLICY.feed_retention]),
 )
-spans = st.builds(
-    lambda end, seconds: Span(end - timedelta(seconds=seconds), end),
-    moments,
-    st.integers(1, 100_000),
-)
+
+
+def span_before(end: datetime, seconds: int) -> Span:
+    return Span(end - timedelta(seconds=seconds), end)
+
+
+spans = st.builds(span_before, moments, st.integers(1, 100_000))
 lives = st.one_of(
     st.just(Live(0, 0)),
     st.builds(
@@ -70,10 +72,15 @@ left_over = st.builds(
     bytes=st.integers(0, 10**6),
     span=st.none() | spans,
 )
+
+
+def picture_of(found: list[Leaf], acked: int, expired: int) -> Picture:
+    named = [replace(leaf, name=f"leaf_{number}") for number, leaf in enumerate(found)]
+    return Picture(NOW, acked, expired, named)
+
+
 pictures = st.builds(
-    lambda found, acked, expired: Picture(
-        NOW, acked, expired, [replace(leaf, name=f"leaf_{n}") for n, leaf in enumerate(found)]
-    ),
+    picture_of,
     st.lists(attached | left_over, max_size=12),
     st.integers(0, 3),
     st.integers(0, 3),

@@ -164,11 +164,13 @@ async def kill_and_start(running: Server, mode: str, state: str) -> None:
         await grow_older(connection)
         (leaf,) = await filled_leaves(connection)
         await connection.execute("update uploads set expires_at = now() + interval '1 day'")
+        sweeping = None
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             async with connected(running) as holder, locked(holder, "only chunks", mode):
                 sweeping = asyncio.create_task(sweep(http, running))
                 await until(lambda: has_come_to(connection, leaf, state))
                 await asyncio.to_thread(running.kill)
+        assert sweeping is not None
         with pytest.raises((ClientError, OSError)):
             await sweeping
 

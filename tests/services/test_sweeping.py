@@ -8,7 +8,7 @@ a failure right after the step's effect, or the end of the session that was at i
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -991,6 +991,28 @@ async def test_a_detach_that_is_stuck_does_not_fail_the_other_buckets(
     assert len(await leaf_names(connection, CHUNKS)) == len(
         await connection.fetch("select from pg_inherits where inhparent = 'chunks'::regclass")
     )
+
+
+async def test_a_detach_is_finished_although_somebody_asks_for_the_leafs_size(
+    sweeping: Sweeping, connection: Any, connections: Any
+):
+    """Both wait for each other until Postgres ends one of them; the leaf goes all the same."""
+    curious = await connections()
+    await connection.execute("set lock_timeout = 50")
+    await detach_half_way(connection, BUCKET, make_holder=sweeping._db)
+    looking = curious.transaction(isolation="repeatable_read")
+    await looking.start()
+    await curious.execute("select from workspaces")
+    passing = asyncio.create_task(sweeping.sweep())
+    await until(lambda: somebody_waits_for(curious))
+
+    with suppress(asyncpg.DeadlockDetectedError):
+        await size_of(curious, BUCKET)
+    await looking.rollback()
+    report = await passing
+
+    assert (kinds(report), report.postponed) == ([Kind.FINISH_DETACH], [])
+    assert await state_of(connection, BUCKET) == "gone"
 
 
 async def test_a_snapshot_that_is_held_open_elsewhere_does_not_hold_the_sweep_up(

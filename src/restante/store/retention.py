@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
+import asyncpg
+
 from restante.core.leaves import Span
 from restante.core.retention import Holder, Leaf, LeafState, Live
 from restante.ids import FileId, WorkspaceId
@@ -139,10 +141,18 @@ async def detach(connection: Tx, table: str, leaf: str) -> None:
 
 
 async def finish_detaching(connection: Tx, table: str, leaf: str) -> None:
-    """Finish what an interrupted detach began."""
-    await connection.execute(
-        f"alter table {sql.quoted(table)} detach partition {sql.quoted(leaf)} finalize"
-    )
+    """
+    Finish what an interrupted detach began.
+
+    It takes the leaf and then waits for every statement that began before.  One of those that asks
+    for the leaf's size now waits for us in turn, until Postgres ends one of us; it is a short one,
+    so a second try finds it gone.
+    """
+    statement = f"alter table {sql.quoted(table)} detach partition {sql.quoted(leaf)} finalize"
+    try:
+        await connection.execute(statement)
+    except asyncpg.DeadlockDetectedError:
+        await connection.execute(statement)
 
 
 async def drop(connection: Tx, leaf: str) -> int:

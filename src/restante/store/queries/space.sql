@@ -1,8 +1,10 @@
 -- name: tables
--- As the filesystem sees them, leaves added to their table, and so is a leaf that was left over.
+-- As the filesystem sees them, leaves added to their table, and so is a leaf that was left over.  One
+-- that is being detached is not measured: whoever finishes that waits for us, and we would for them.
 select coalesce(parent.relname, substring(class.relname from '^(chunks|feed)_\d{8}_\d{6}$'),
                 class.relname) as name,
-       sum(pg_total_relation_size(class.oid))::bigint as bytes,
+       sum(case when pg_inherits.inhdetachpending then 0
+                else pg_total_relation_size(class.oid) end)::bigint as bytes,
        coalesce(sum(pg_stat_get_dead_tuples(class.oid)), 0)::bigint as dead_rows,
        count(*) filter (where parent.oid is not null) as leaves
   from pg_class class
