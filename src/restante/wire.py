@@ -328,6 +328,15 @@ class TableSpaceView(Struct, frozen=True):
     leaves: int
 
 
+class LeafSpaceView(Struct, frozen=True):
+    """What one leaf takes on disk, and of a bucket how much of that lives."""
+
+    name: str
+    bytes: int
+    live_bytes: int | None
+    dead_bytes: int | None
+
+
 class LagView(Struct, frozen=True):
     """How many rows a workspace has not handled yet."""
 
@@ -356,6 +365,7 @@ class SpaceView(Struct, frozen=True):
     days_until_full: float | None
     lead_seconds: dict[str, float]
     tables: list[TableSpaceView]
+    leaves: list[LeafSpaceView]
     uploads: UploadStates
     workspaces_active: int
     workspaces: Annotated[

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from restante.core.space import Space, States, TableSpace, days_until_full
+from restante.core.space import LeafSpace, Space, States, TableSpace, days_until_full
 
 
 def space(**other: Any) -> Space:
@@ -14,6 +14,7 @@ def space(**other: Any) -> Space:
             TableSpace("feed", 50, 2, 1),
             TableSpace("uploads", 7, 1, 0),
         ],
+        "leaves": [LeafSpace("chunks_a", 900, 400), LeafSpace("feed_a", 50, None)],
         "live_bytes": 400,
         "states": States(0, 0, 0, 0),
         "workspaces_active": 0,
@@ -54,3 +55,9 @@ def test_days_until_full(free: int | None, growth: float | None, days: float | N
     """None stands for never, and for not known; neither may raise an alarm."""
     assert days_until_full(free, growth) == days
     assert space(free_bytes=free, growth_bytes_per_day=growth).days_until_full == days
+
+
+def test_what_does_not_live_in_a_bucket_is_to_come_back():
+    assert LeafSpace("a bucket", 900, 400).dead_bytes == 500
+    assert LeafSpace("rounded up by nobody", 400, 900).dead_bytes == 0
+    assert LeafSpace("a leaf of the feed", 900, None).dead_bytes is None

@@ -22,6 +22,7 @@ else:
     )
 
 _SHOWN_WORKSPACES = 5
+_SHOWN_LEAVES = 5
 
 
 def register(app: App) -> None:
@@ -68,6 +69,7 @@ def _show(console: Console, space: wire.SpaceView) -> None:
         f"Active workspaces: {space.workspaces_active}."
     )
     console.print(_tables(space))
+    console.print(_leaves(space))
     if space.workspaces:
         console.print(_workspaces(space))
     for pin in space.pins:
@@ -99,6 +101,19 @@ def _tables(space: wire.SpaceView) -> Table:
             str(one.leaves or ""),
             str(one.dead_rows),
             "" if lead is None else shown_seconds(lead),
+        )
+    return table
+
+
+def _leaves(space: wire.SpaceView) -> Table:
+    """The leaves that take most."""
+    table = Table("leaf", "size", "lives", "to come back", box=None, pad_edge=False)
+    for leaf in space.leaves[:_SHOWN_LEAVES]:
+        table.add_row(
+            leaf.name,
+            shown_bytes(leaf.bytes),
+            "" if leaf.live_bytes is None else shown_bytes(leaf.live_bytes),
+            "" if leaf.dead_bytes is None else shown_bytes(leaf.dead_bytes),
         )
     return table
 

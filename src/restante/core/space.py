@@ -18,6 +18,19 @@ class TableSpace:
 
 
 @dataclass(frozen=True, slots=True)
+class LeafSpace:
+    """One leaf: what it takes, and of a bucket how much of that lives."""
+
+    name: str
+    bytes: int
+    live_bytes: int | None  # None: not a bucket, or too much to count
+
+    @property
+    def dead_bytes(self) -> int | None:
+        return None if self.live_bytes is None else max(self.bytes - self.live_bytes, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class States:
     """How many uploads are in each state."""
 
@@ -61,6 +74,7 @@ class Space:
     """The whole picture, for one screen."""
 
     tables: Sequence[TableSpace]
+    leaves: Sequence[LeafSpace]
     live_bytes: int
     states: States
     workspaces_active: int

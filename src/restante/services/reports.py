@@ -55,6 +55,10 @@ def space_view(space: Space) -> wire.SpaceView:
             wire.TableSpaceView(table.name, table.bytes, table.dead_rows, table.leaves)
             for table in space.tables
         ],
+        leaves=[
+            wire.LeafSpaceView(leaf.name, leaf.bytes, leaf.live_bytes, leaf.dead_bytes)
+            for leaf in space.leaves
+        ],
         uploads=_states(space.states),
         workspaces_active=space.workspaces_active,
         workspaces=[_workspace(one) for one in space.workspaces],

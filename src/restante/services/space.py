@@ -3,9 +3,11 @@
 import os
 from datetime import UTC, datetime
 
-from restante.core.space import Space
-from restante.store import space
+from restante.core.space import LeafSpace, Space
+from restante.store import retention, space
 from restante.store.database import Database, Tx
+
+_COUNTED_PER_BUCKET = 10_000
 
 
 class SpaceAccount:
@@ -20,6 +22,7 @@ class SpaceAccount:
         async with self._db.transaction(readonly=True) as tx:
             return Space(
                 tables=await space.tables(tx),
+                leaves=await _leaves(tx, now),
                 live_bytes=await space.live_bytes(tx),
                 states=await space.states(tx, now=now),
                 workspaces_active=await space.workspaces_active(tx),
@@ -37,6 +40,21 @@ class SpaceAccount:
         async with self._db.connection() as connection:
             await space.take_sample(connection, seen.total_bytes, now=datetime.now(UTC))
         return seen
+
+
+async def _leaves(tx: Tx, now: datetime) -> list[LeafSpace]:
+    """Every leaf, the largest first; what lives in a bucket is counted as far as is cheap."""
+    found = await retention.with_sizes(tx, await retention.all_leaves(tx))
+    buckets = [leaf for leaf in found if leaf.table == "chunks" and leaf.span]
+    long_ago = datetime.fromtimestamp(0, UTC)
+    counted = {
+        leaf.name: leaf.live.bytes if leaf.live.counted else None
+        for leaf in await retention.with_contents(
+            tx, buckets, acked_before=long_ago, now=now, limit=_COUNTED_PER_BUCKET
+        )
+    }
+    leaves = [LeafSpace(leaf.name, leaf.bytes, counted.get(leaf.name)) for leaf in found]
+    return sorted(leaves, key=lambda leaf: (-leaf.bytes, leaf.name))
 
 
 async def _free_bytes(tx: Tx) -> int | None:
