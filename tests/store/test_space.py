@@ -1,11 +1,13 @@
 """What the tables take, what holds it, and how fast it grows."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import pytest
 from factories import (
     DAY,
@@ -15,8 +17,9 @@ from factories import (
     make_message,
     make_upload,
     make_workspace,
+    until_blocked,
 )
-from sweeps import leaf_names, make_leaf, make_old
+from sweeps import leaf_names, locked, make_leaf, make_old
 
 from restante.core.space import Lag, States, TableSpace
 from restante.ids import WorkspaceId
@@ -318,3 +321,44 @@ async def test_a_look_reads_only_and_a_sample_remembers_the_total(db_with_leaves
     assert seen.growth_bytes_per_day is None
     assert seen.free_bytes is None or seen.free_bytes > 0
     assert seen.total_bytes == sum(one.bytes for one in seen.tables)
+
+
+async def test_a_look_shows_each_leaf_and_of_a_bucket_what_lives_in_it(
+    db_with_leaves: Database, connection: Any, workspace_id: WorkspaceId
+):
+    """Whatever was acknowledged counts as live until it is deleted, for its bytes have to stay."""
+    leaf = await make_leaf(connection, CHUNKS)
+    acked, *_ = await make_old(connection, workspace_id, 4, data=os.urandom(200_000))
+    await uploads.acknowledge(connection, workspace_id, acked, now=NOW)
+    await connection.execute("delete from uploads where ctid = (select max(ctid) from uploads)")
+
+    seen = (await SpaceAccount(db_with_leaves).look()).leaves
+
+    largest = seen[0]
+    assert (largest.name, largest.live_bytes) == (leaf, 3 * 200_000)
+    assert largest.dead_bytes == largest.bytes - 3 * 200_000 > 200_000
+    assert {one.name for one in seen} == {
+        *await leaf_names(connection, CHUNKS),
+        *await leaf_names(connection, FEED),
+    }
+    assert {one.live_bytes for one in seen if one.name.startswith("feed")} == {None}
+
+
+async def test_a_look_does_not_wait_for_a_leaf_that_is_being_taken_away(
+    db_with_leaves: Database, connection: Any, connections: Any
+):
+    """Who finishes a detach waits for all that began before; it must not wait for us for ever."""
+    finisher, reader = await connections(), await connections()
+    leaf = await make_leaf(connection, CHUNKS)
+    await connection.execute("set lock_timeout = 50")
+    async with locked(reader, "only chunks"):
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await retention.detach(connection, "chunks", leaf)
+        finishing = asyncio.create_task(retention.finish_detaching(finisher, "chunks", leaf))
+        await until_blocked(connection, finisher)
+
+        async with asyncio.timeout(5):
+            seen = await SpaceAccount(db_with_leaves).look()
+    await finishing
+
+    assert leaf not in {one.name for one in seen.leaves}

@@ -233,7 +233,9 @@ async def test_the_space_account_is_in_the_metrics(run_site: SiteFactory, connec
         first, second, _ = await caller.staged(*[Part(pattern(1000))] * 3)
         await caller.ack(first)
         await connection.execute("update uploads set fetched_at = now() where file_id = $1", second)
-    await connection.execute("insert into space_samples select now() - interval '1 day', 0")
+    await connection.execute(
+        "insert into space_samples values (now() - interval '1 day', 0), (now(), 1000000)"
+    )
 
     async with run_site() as site:
         await until(lambda: sample_is(site, 3000, "molecule_space_live_bytes"))

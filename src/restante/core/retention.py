@@ -52,7 +52,7 @@ class Leaf:
     name: str
     state: LeafState
     bytes: int
-    span: Span | None  # unknown once it is detached
+    span: Span | None  # unknown once its detaching began
     live: Live = Live(0, 0)
     arriving: int = 0  # uploads on their way into it
 

@@ -3,6 +3,7 @@
 import os
 from datetime import UTC, datetime
 
+from restante.core.retention import LeafState
 from restante.core.space import LeafSpace, Space
 from restante.store import retention, space
 from restante.store.database import Database, Tx
@@ -43,8 +44,15 @@ class SpaceAccount:
 
 
 async def _leaves(tx: Tx, now: datetime) -> list[LeafSpace]:
-    """Every leaf, the largest first; what lives in a bucket is counted as far as is cheap."""
-    found = await retention.with_sizes(tx, await retention.all_leaves(tx))
+    """
+    Every leaf, the largest first; what lives in a bucket is counted as far as is cheap.
+
+    One that is being detached is not measured: whoever finishes that waits for us to end.
+    """
+    there = [
+        leaf for leaf in await retention.all_leaves(tx) if leaf.state is not LeafState.DETACHING
+    ]
+    found = await retention.with_sizes(tx, there)
     buckets = [leaf for leaf in found if leaf.table == "chunks" and leaf.span]
     long_ago = datetime.fromtimestamp(0, UTC)
     counted = {

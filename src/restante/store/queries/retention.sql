@@ -8,9 +8,12 @@ select (select count(*) from (select from uploads
 
 -- name: leaves
 -- Every leaf of our tables, and every table that was one and was left over.  Sizes are asked for apart.
+-- The bounds of one that is being detached are not asked for: that waits for whoever finishes it, who
+-- waits for us.
 select parent.relname as table_name,
        leaf.relname as name,
-       pg_get_expr(leaf.relpartbound, leaf.oid) as bounds,
+       case when not pg_inherits.inhdetachpending
+            then pg_get_expr(leaf.relpartbound, leaf.oid) end as bounds,
        case when pg_inherits.inhdetachpending then 'detaching'
             when exists (select from pg_constraint
                           where conrelid = leaf.oid and conname = 'sealed') then 'sealed'

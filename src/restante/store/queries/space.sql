@@ -97,7 +97,8 @@ select parent.relname as table_name, pg_get_expr(leaf.relpartbound, leaf.oid) as
   from pg_inherits
   join pg_class parent on parent.oid = pg_inherits.inhparent
   join pg_class leaf on leaf.oid = pg_inherits.inhrelid
- where parent.oid in ('chunks'::regclass, 'feed'::regclass);
+ where parent.oid in ('chunks'::regclass, 'feed'::regclass)
+   and not pg_inherits.inhdetachpending;
 
 -- name: data_directory
 -- Only of a server on this machine: the same path elsewhere would tell of another disk.
