@@ -22,7 +22,8 @@ else:
     )
 
 _SHOWN_WORKSPACES = 5
-_SHOWN_LEAVES = 5
+_SHOWN_LEAVES = 3
+_SHOWN_TABLES = 6
 
 
 def register(app: App) -> None:
@@ -93,7 +94,7 @@ def _headline(space: wire.SpaceView) -> str:
 
 def _tables(space: wire.SpaceView) -> Table:
     table = Table("table", "size", "leaves", "dead rows", "leaves ahead", box=None, pad_edge=False)
-    for one in space.tables:
+    for one in space.tables[:_SHOWN_TABLES]:
         lead = space.lead_seconds.get(one.name)
         table.add_row(
             one.name,
