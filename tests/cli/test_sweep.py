@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 from factories import make_workspace
-from processes import RESTANTE, Outcome, Server, clean_environment, restante
+from processes import RESTANTE, Outcome, Server, clean_environment, restante, wait_until
 from sweeps import HOUR, PAST, expire, leaf_names, locked, make_leaf, make_old
 
 from restante.store import uploads
@@ -201,6 +201,8 @@ async def test_the_commands_find_the_database_of_a_server_that_runs_or_does_not(
     here = ("--data-dir", server.data_dir)
     server.start()
     postgres = server.postgres_pid()
+    first_pass = b'molecule_loop_passes_total{loop="sweep",outcome="ok"} 1.0'
+    wait_until(lambda: first_pass in server.get("/metrics")[1], seconds=20, what="the first sweep")
     connection = await asyncpg.connect(server.dsn, server_settings={"search_path": SCHEMA})
     await make_leaf(connection, CHUNKS)
     await make_old(connection, await make_workspace(connection), 3)
