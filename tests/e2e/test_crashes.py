@@ -7,7 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import asyncpg
 import msgspec
@@ -160,15 +161,33 @@ def answer_of_ready(server: Server, status: int) -> bytes:
 
 def test_a_postgres_that_hangs_makes_the_server_not_ready_and_not_dead(running: Server):
     """A probe gets its answer in time even when the database gives none."""
-    processes = [pid for pid in running.processes() if pid != running.pid]
-    for pid in processes:
-        os.kill(pid, signal.SIGSTOP)
-
-    status, body = running.get("/ready")
-    alive_status, _ = running.get("/health")
-    for pid in processes:
-        os.kill(pid, signal.SIGCONT)
+    with postgres_hangs(running):
+        status, body = running.get("/ready")
+        alive_status, _ = running.get("/health")
 
     assert (status, alive_status) == (503, 200)
     assert "did not answer within 2 s" in msgspec.json.decode(body)["error"]
     answer_of_ready(running, 200)
+
+
+@contextmanager
+def postgres_hangs(server: Server) -> Iterator[None]:
+    """Stop every process of it; the postmaster first, so that no backend is born meanwhile."""
+    postmaster = server.postgres_pid()
+    halt(postmaster)
+    backends = list(children(postmaster))
+    for backend in backends:
+        halt(backend)
+    try:
+        yield
+    finally:
+        for pid in [postmaster, *backends]:
+            os.kill(pid, signal.SIGCONT)
+
+
+def halt(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    status = Path(f"/proc/{pid}/status")
+    wait_until(
+        lambda: "State:\tT" in status.read_text(), seconds=5, what="a process that stands still"
+    )
