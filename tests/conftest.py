@@ -10,15 +10,17 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 from cluster import TEMPLATE, dsn_of, shared_cluster
+from factories import NOW
 from processes import Server
 
+from restante.core.leaves import Span, floor
 from restante.store import leaves
 from restante.store.database import SCHEMA, Database, Tx
 
@@ -102,10 +104,11 @@ async def db(dsn: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def db_with_leaves(db: Database) -> Database:
-    """The same, and rows that are made now find their leaves."""
-    for table in (leaves.CHUNKS, leaves.FEED):
-        hour = timedelta(hours=1)
-        await leaves.create_ahead(db, table, now=datetime.now(UTC), width=hour, lead=hour)
+    """The same, and rows that are made during these tests find their leaves, at full hours too."""
+    start = floor(NOW, timedelta(hours=1))
+    async with db.connection() as connection:
+        for table in (leaves.CHUNKS, leaves.FEED):
+            await leaves.create(connection, table, Span(start, start + timedelta(days=1)))
     return db
 
 
