@@ -284,7 +284,7 @@ class RetentionPlan(Struct, frozen=True):
 
 
 class PostponedStep(Struct, frozen=True):
-    """A step that found somebody in its way; the next pass tries again."""
+    """A step that found somebody in its way, or another server at it; the next pass tries again."""
 
     step: PlanStep
     reason: str
@@ -295,7 +295,12 @@ class SweepReport(Struct, frozen=True):
 
     acked: int
     expired: int
-    bytes_back: int
+    bytes_back: Annotated[
+        int,
+        Meta(
+            description="As the filesystem sees it: without what was written again to move files."
+        ),
+    ]
     seconds: float
     done: list[PlanStep]
     postponed: list[PostponedStep]
@@ -317,6 +322,32 @@ class WorkspaceSpaceView(Struct, frozen=True):
     uploads: UploadStates
     waiting_bytes: int
     waiting_since: datetime | None
+
+
+class UploadView(Struct, frozen=True, kw_only=True, rename={"mime_type": "mimeType"}):
+    """An upload as the operator sees it, in any state."""
+
+    file_id: UUID
+    workspace_id: UUID
+    name: str
+    mime_type: str
+    size: int
+    sha256: str
+    state: Literal["waiting", "fetched", "acked", "expired"]
+    created_at: Moment
+    fetched_at: Moment | None
+    acked_at: Moment | None
+    expires_at: Moment
+    reopenable_until: Moment | None
+    bucket: Moment
+    leaf: str | UnsetType | None = UNSET
+
+
+class UploadPage(Struct, frozen=True):
+    """Uploads, oldest first; `next_after` is missing on the last page."""
+
+    uploads: list[UploadView]
+    next_after: UUID | UnsetType = UNSET
 
 
 class TableSpaceView(Struct, frozen=True):

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restante.core.feed import announcement, new_activity_id, with_kinds
+from restante.core.feed import Marks, announcement, new_activity_id, with_kinds
 from restante.core.uploads import NewUpload
 from restante.ids import FileId, WorkspaceId
 
@@ -84,3 +84,15 @@ def test_activity_ids_are_ordered_by_time_and_unique():
     assert len(set(ids)) == 1000
     milliseconds = [UUID(str(one)).int >> 80 for one in ids]
     assert milliseconds == sorted(milliseconds)
+
+
+@given(kept=st.sets(st.integers(1, 12)), seq=st.integers(0, 15))
+def test_a_cursor_holds_exactly_where_every_row_after_it_is_kept(kept: set[int], seq: int):
+    """Rows are trimmed from the beginning, and given on at the end."""
+    lowest, latest = (min(kept), max(kept)) if kept else (1, 0)
+    marks = Marks(last_seq=latest, trimmed_seq=lowest - 1, acked_seq=0)
+
+    holds = marks.all_kept_after(seq)
+
+    assert marks.lowest_seq == lowest
+    assert holds == (seq + 1 in {*range(lowest, latest + 1), latest + 1})

@@ -454,6 +454,7 @@ async def test_odd_query_values_are_refused(caller: Caller):
     for route, name, values in (
         ("/activity", "limit", numbers),
         ("/activity", "since_secs", numbers),
+        ("/activity", "since_seq", ("-1", *numbers[2:], "9" * 5000)),
         ("/activity", "wait", (*numbers[2:], "-0.1")),
         ("/activity", "source", ("%00", "%ff", "canvas%00")),
         ("/activity", "type", ("%00", "a2a_receive%00")),

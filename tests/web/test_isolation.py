@@ -257,6 +257,7 @@ async def test_anothers_ids_under_anothers_address_stay_closed(site: Site, conne
         ("POST", f"/pending-uploads/{victim.file_id}/ack"),
         ("POST", f"/pending-uploads/{victim.acked_id}/reopen"),
         ("GET", f"/activity?since_id={victim.row_id}"),
+        ("GET", "/activity?since_seq=0"),
         ("GET", f"/pending-uploads?after={victim.file_id}"),
     ):
         right = await ask(site, method, path + below, headers=bearer(other.token))

@@ -119,6 +119,11 @@ def test_a_query_is_described_with_its_limits():
         "default": 100,
     }
     assert described["since_id"]["schema"] == {"type": "string", "format": "uuid"}
+    assert described["since_seq"]["schema"] == {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 2**63 - 1,
+    }
     assert described["workspace_id"]["required"]
     assert not described["since_id"]["required"]
 

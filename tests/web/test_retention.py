@@ -25,6 +25,7 @@ from sweeps import (
 from waiting import until
 
 from restante import wire
+from restante.store import locks
 from restante.store.leaves import CHUNKS, FEED
 
 pytestmark = pytest.mark.anyio
@@ -128,6 +129,19 @@ async def test_a_sweep_that_somebody_is_in_the_way_of_says_so(
     assert postponed["step"]["leaf"] == leaf
     assert "in the way" in postponed["reason"]
     assert (await metrics(caller.site))["molecule_sweep_steps_postponed_total",] == 1
+
+
+async def test_a_sweep_beside_another_server_that_sweeps_says_so(
+    caller: Caller, connection: Any, connections: Any
+):
+    await caller.staged()
+    await grow_older(connection)
+    async with locks.held_if_free(await connections(), "sweep"):
+        report = await asked(caller.site, "POST", SWEEP)
+
+    assert report["expired"] == 1
+    assert {one["reason"] for one in report["postponed"]} == {"another server is sweeping"}
+    assert (await metrics(caller.site))["molecule_sweep_steps_postponed_total",] == 0
 
 
 async def test_the_status_shows_tables_uploads_and_workspaces(caller: Caller, connection: Any):

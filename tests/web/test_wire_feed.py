@@ -202,6 +202,83 @@ async def test_filters_work_together_and_after_a_cursor(caller: Caller):
     assert [row["seq"] for row in rows] == [3]
 
 
+async def test_after_a_seq_what_follows_comes_oldest_first(caller: Caller):
+    """0 is before the first row: a reader that has nothing yet begins at the beginning."""
+    await caller.staged(*[Part()] * 5)
+
+    assert seqs(await caller.feed(since_seq=0)) == [1, 2, 3, 4, 5]
+    assert seqs(await caller.feed(since_seq=3)) == [4, 5]
+    assert seqs(await caller.feed(since_seq=3, limit=1)) == [4]
+    assert await caller.feed(since_seq=5) == []
+    assert await (await registered(caller.site)).feed(since_seq=0) == []
+
+
+def seqs(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["seq"] for row in rows]
+
+
+async def test_a_seq_and_the_id_of_its_row_are_the_same_cursor(caller: Caller):
+    await caller.staged(*[Part()] * 3)
+    second = (await caller.feed())[1]
+
+    by_id = await caller.read_feed(since_id=second["id"])
+    by_seq = await caller.read_feed(since_seq=second["seq"])
+
+    assert by_seq.json == by_id.json
+    for name in ("X-Restante-Lowest-Seq", "X-Restante-Latest-Seq", "X-Restante-Acked-Seq"):
+        assert by_seq.headers[name] == by_id.headers[name]
+
+
+async def test_filters_work_together_with_a_seq(caller: Caller, connection: Any):
+    agent = await registered(caller.site)
+    for _ in range(3):
+        await caller.staged()
+        await agent.message(HELLO, to=caller)
+    await connection.execute("update feed set created_at = now() - interval '1 hour' where seq = 3")
+
+    async def read(**wanted: Any) -> list[int]:
+        return seqs(await caller.feed(since_seq=1, **wanted))
+
+    assert await read(source="agent") == [2, 4, 6]
+    assert await read(source="canvas", since_secs=60) == [5]
+    assert await read(type="a2a_receive", since_secs=7200, limit=3) == [2, 3, 4]
+    assert await read(type="a2a_send") == []
+
+
+async def test_following_a_seq_through_more_than_a_page_can_hold_meets_every_row_once(
+    caller: Caller,
+):
+    for _ in range(9):
+        await caller.staged(*[Part(b"x")] * 64)
+    pages = [await caller.feed(since_seq=0, limit=500)]
+
+    while page := await caller.feed(since_seq=pages[-1][-1]["seq"], limit=500):
+        pages.append(page)
+
+    assert [len(page) for page in pages] == [500, 76]
+    assert [row["seq"] for page in pages for row in page] == list(range(1, 577))
+
+
+async def test_a_seq_that_is_no_number_from_0_on_is_a_400(caller: Caller):
+    await caller.staged()
+
+    for wrong in (-1, "1.5", "x", "", "null", "true", "nan", "1e-3", "0x1", "\0", 2**63, 10**30):
+        answer = await caller.read_feed(since_seq=wrong)
+        assert answer.status == 400, wrong
+        assert answer.json["error"].startswith("since_seq is wrong")
+
+
+async def test_two_cursors_at_once_are_a_400(caller: Caller):
+    """Even if they are of the same row: a client that sends both has lost its way."""
+    await caller.staged()
+    (row,) = await caller.feed()
+
+    answer = await caller.read_feed(since_id=row["id"], since_seq=row["seq"])
+
+    assert (answer.status, answer.json["code"]) == (400, "bad_request")
+    assert "not both" in answer.json["error"]
+
+
 async def test_a_cursor_that_is_not_a_uuid_is_a_400(caller: Caller):
     for wrong in ("x", "", "1", uuid4().hex, f"{{{uuid4()}}}", "\0", "null"):
         answer = await caller.read_feed(since_id=wrong)
@@ -240,6 +317,64 @@ async def test_a_lost_cursor_is_one_and_the_same_410_for_all_reasons(
     assert refusal["code"] == "cursor_gone"
     assert "since_id" in refusal["error"]
     assert "omit since_id" in refusal["error"]
+    assert (refusal["lowest_seq"], refusal["latest_seq"]) == (3, 4)
+
+
+async def trim(connection: Any, caller: Caller, up_to: int) -> None:
+    await connection.execute(
+        "delete from feed where seq <= $1 and workspace_id = $2", up_to, caller.id
+    )
+    await connection.execute(
+        "update feeds set trimmed_seq = $1 where workspace_id = $2", up_to, caller.id
+    )
+
+
+async def test_a_seq_outside_of_the_feed_is_a_410_that_says_what_is_kept(
+    caller: Caller, connection: Any
+):
+    """Trimmed away, or never given since a restore: a cursor never filters everything out."""
+    await caller.staged(*[Part()] * 6)
+    await trim(connection, caller, 3)
+
+    answers = [
+        await caller.read_feed(since_seq=seq, **more)
+        for seq in (0, 2, 7, 2**63 - 1)
+        for more in ({}, {"wait": 5}, {"type": "nothing"})
+    ]
+
+    assert {answer.status for answer in answers} == {410}
+    for refusal in (answer.json for answer in answers):
+        assert set(refusal) == {"error", "code", "lowest_seq", "latest_seq"}
+        assert (refusal["code"], refusal["lowest_seq"], refusal["latest_seq"]) == (
+            "cursor_gone",
+            4,
+            6,
+        )
+        assert "start over with since_seq=3" in refusal["error"]
+
+
+@pytest.mark.parametrize("kept", [3, 0])
+async def test_after_a_410_a_reader_starts_over_with_the_lowest_row_that_is_kept(
+    caller: Caller, connection: Any, kept: int
+):
+    """Be there none: then the next row that arrives is the first."""
+    await caller.staged(*[Part()] * 6)
+    await trim(connection, caller, 6 - kept)
+    refusal = (await caller.read_feed(since_id=uuid4())).json
+
+    rows = await caller.feed(since_seq=refusal["lowest_seq"] - 1)
+    await caller.staged()
+    rows += await caller.feed(since_seq=rows[-1]["seq"] if rows else refusal["latest_seq"])
+
+    assert seqs(rows) == list(range(7 - kept, 8))
+
+
+async def test_a_seq_of_a_feed_without_rows_is_gone(caller: Caller):
+    """The server lost its data, and the workspace is back under its old id."""
+    answer = await caller.read_feed(since_seq=17)
+
+    assert answer.status == 410
+    assert (answer.json["lowest_seq"], answer.json["latest_seq"]) == (1, 0)
 
 
 async def test_a_cursor_below_a_trim_is_gone_even_if_its_row_is_still_there(
@@ -321,6 +456,29 @@ async def test_a_wait_is_answered_when_a_message_arrives(caller: Caller):
         answer = await reading
 
     assert [row["method"] for row in answer.json] == ["message/send"]
+
+
+async def test_a_wait_after_a_seq_is_answered_when_a_row_follows_it(caller: Caller):
+    """Also after seq 0, where there is no row whose id could be named."""
+    for seq in (0, 1):
+        async with waiting(caller, since_seq=seq) as reading:
+            await caller.staged()
+            answer = await reading
+
+        assert seqs(answer.json) == [seq + 1]
+
+
+async def test_a_wait_after_a_seq_that_is_trimmed_meanwhile_is_told(
+    caller: Caller, connection: Any
+):
+    await caller.staged()
+
+    async with waiting(caller, since_seq=1) as reading:
+        await connection.execute("update feeds set last_seq = 3, trimmed_seq = 2")
+        await caller.staged()
+        answer = await reading
+
+    assert (answer.status, answer.json["lowest_seq"]) == (410, 3)
 
 
 async def test_a_wait_is_answered_at_once_when_rows_are_there(caller: Caller):

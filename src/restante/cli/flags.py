@@ -9,6 +9,9 @@ from cyclopts import Parameter
 
 from restante.settings import Settings, load, variable
 
+# Where the database is: what every command of the operator has to know.
+DATABASE = ("data_dir", "database_url", "postgres_bin", "postgres_account")
+
 
 def flags_for(class_name: str, names: Sequence[str] = Settings.__struct_fields__) -> type:
     """

@@ -5,22 +5,20 @@ import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 
-from restante.cli.flags import flags_for, settings_from
+from restante.cli.flags import DATABASE, flags_for, settings_from
 from restante.settings import Settings
 
 if TYPE_CHECKING:
     DatabaseFlags = Any
 else:
-    DatabaseFlags = flags_for(
-        "DatabaseFlags", ("data_dir", "database_url", "postgres_bin", "postgres_account")
-    )
+    DatabaseFlags = flags_for("DatabaseFlags", DATABASE)
 
 
-def register(app: App) -> None:
+def register(app: App, group: Group) -> None:
     """Add the command."""
-    app.command(migrate)
+    app.command(migrate, group=group)
 
 
 def migrate(

@@ -5,30 +5,28 @@ import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 from rich.console import Console
 from rich.table import Column, Table
 
 from restante import wire
-from restante.cli.flags import flags_for, settings_from
+from restante.cli.flags import DATABASE, flags_for, settings_from
 from restante.cli.sizes import shown_bytes, shown_seconds
 from restante.settings import Settings
 
 if TYPE_CHECKING:
     StatusFlags = Any
 else:
-    StatusFlags = flags_for(
-        "StatusFlags", ("data_dir", "database_url", "postgres_bin", "postgres_account")
-    )
+    StatusFlags = flags_for("StatusFlags", DATABASE)
 
 _SHOWN_WORKSPACES = 5
 _SHOWN_LEAVES = 3
 _SHOWN_TABLES = 6
 
 
-def register(app: App) -> None:
+def register(app: App, group: Group) -> None:
     """Add the command."""
-    app.command(status)
+    app.command(status, group=group)
 
 
 def status(

@@ -9,11 +9,10 @@ from uuid import UUID
 import msgspec
 from ulid import ULID
 
-from restante.core.uploads import NewUpload, Upload, pending_uri
+from restante.core.uploads import UPLOAD_METHOD, NewUpload, Upload, pending_uri
 from restante.ids import ActivityId, WorkspaceId
 
 RECEIVED = "a2a_receive"
-UPLOAD_METHOD = "chat_upload_receive"
 MAX_PAGE = 500
 DEFAULT_PAGE = 100
 LONGEST_LOOK_BACK_SECONDS = 30 * 24 * 3600
@@ -59,6 +58,20 @@ class Marks:
     last_seq: int
     trimmed_seq: int
     acked_seq: int
+
+    @property
+    def lowest_seq(self) -> int:
+        """The lowest seq that is still kept, or the next one where nothing is."""
+        return self.trimmed_seq + 1
+
+    def all_kept_after(self, seq: int) -> bool:
+        """
+        Whether a reader that has dealt with this seq can go on without missing a row.
+
+        Below the trim rows are gone; a seq that was never given is from before a restore, and a
+        reader that waited for it to be passed would step over rows.
+        """
+        return self.trimmed_seq <= seq <= self.last_seq
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Literal
 
 from restante.ids import FileId, WorkspaceId
 
@@ -18,6 +19,12 @@ MAX_FILE_BYTES = 25 * MIB
 MAX_REQUEST_BYTES = 50 * MIB
 MAX_FILES_PER_REQUEST = 64
 CHUNK_BYTES = 256 * 1024
+
+# What the row of a feed that announces a file has as its method.
+UPLOAD_METHOD = "chat_upload_receive"
+
+# How the name of a file begins that its workspace does not have yet.
+PENDING = "platform-pending:"
 
 _MAX_NAME = 100
 _MAX_EXTENSION = 16
@@ -52,6 +59,18 @@ class Upload:
     fetched_at: datetime | None
     acked_at: datetime | None
     expires_at: datetime
+
+
+# The states of an upload that is there; waiting is one that was never fetched.
+State = Literal["waiting", "fetched", "acked", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An upload in any state, and in which."""
+
+    upload: Upload
+    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +132,7 @@ def bucket_of(moment: datetime) -> datetime:
 
 def pending_uri(workspace_id: WorkspaceId, file_id: FileId) -> str:
     """How a staged file is named in messages until its workspace has it."""
-    return f"platform-pending:{workspace_id}/{file_id}"
+    return f"{PENDING}{workspace_id}/{file_id}"
 
 
 def fingerprint(files: Sequence[NewUpload]) -> bytes:

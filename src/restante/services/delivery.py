@@ -1,5 +1,5 @@
 """
-The storage boundary of staged files: stage, get, mark fetched, acknowledge, sweep.
+The storage boundary of staged files: stage, get, mark fetched, acknowledge, expire, sweep.
 
 Whoever handles an upload goes through here; where the bytes are is known only to `store.blobs`.
 """
@@ -21,7 +21,7 @@ from restante.services.staging import Staging
 from restante.store import quotas, uploads
 from restante.store.blobs import Blobs
 from restante.store.database import Database, Tx
-from restante.store.uploads import Reopening
+from restante.store.uploads import Expired, Reopening
 
 log = structlog.get_logger()
 
@@ -211,6 +211,36 @@ class Delivery:
         self.staging.wake(workspace_id)
         log.info("upload_reopened", **_named(found))
         return found
+
+    def reopenable_until(self, upload: Upload) -> datetime | None:
+        """Until when an acknowledgement can be taken back; None if there is none."""
+        return upload.acked_at and upload.acked_at + self._ack_retention
+
+    async def expire(self, workspace_id: WorkspaceId, file_id: FileId) -> Expired:
+        """
+        Let a file wait no longer: it is not fetched from now on, and the next sweep deletes it.
+
+        A second time changes nothing.  Raises UploadGone if it is not there or was acknowledged.
+        """
+        now = datetime.now(UTC)
+        async with self._db.connection() as connection:
+            expired = await uploads.expire(connection, workspace_id, file_id, now=now)
+        if expired is None:
+            raise UploadGone(_GONE)
+        if expired.acked_at:
+            raise UploadGone(
+                f"Its workspace acknowledged the file at {expired.acked_at:%Y-%m-%d %H:%M:%S} UTC, "
+                "so it does not expire; a sweep deletes it when its retention is over."
+            )
+        if expired.first_time:
+            log.info(
+                "upload_expired",
+                workspace=str(workspace_id),
+                file=str(file_id),
+                size=expired.size,
+                name=expired.name,
+            )
+        return expired
 
     async def sweep(self, *, now: datetime) -> Swept:
         """Delete everything that is due."""

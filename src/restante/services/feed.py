@@ -16,12 +16,15 @@ from restante.store.database import Database, Tx
 
 log = structlog.get_logger()
 
+_NO_FEED = Marks(0, 0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
     """What a reader asks for."""
 
     since_id: ActivityId | None = None
+    since_seq: int | None = None  # not beside since_id
     wanted: Filter = EVERYTHING
     limit: int = rules.DEFAULT_PAGE
     wait_seconds: float = 0
@@ -48,8 +51,8 @@ class Feed:
         """
         The rows a reader asks for, at once or when the first of them arrives.
 
-        Raises CursorGone if `since_id` is not, or no longer, a row of this feed: a reader is told
-        that rows may be missing, never left with a hole.
+        Raises CursorGone if `since_id` is not, or no longer, a row of this feed, and if `since_seq`
+        lies outside of it: a reader is told that rows may be missing, never left with a hole.
         """
         if query.wait_seconds <= 0:
             return await self._page(workspace_id, query)
@@ -64,13 +67,24 @@ class Feed:
 
     async def _page(self, workspace_id: WorkspaceId, query: Query) -> Page:
         async with self._db.connection() as connection:
-            if query.since_id is None:
+            if query.since_seq is not None:
+                marks = await self._marks(connection, workspace_id)
+                seq = query.since_seq
+            elif query.since_id is not None:
+                seq, marks = await self._cursor(connection, workspace_id, query.since_id)
+            else:
                 rows = await feed.newest_rows(connection, workspace_id, query.wanted, query.limit)
                 return Page(rows, await self._marks(connection, workspace_id))
-            cursor = await feed.cursor(connection, workspace_id, query.since_id)
-            if cursor is None or cursor.seq is None:
-                raise _cursor_gone()
-            return await self._page_after(connection, workspace_id, cursor.seq, cursor.marks, query)
+            return await self._page_after(connection, workspace_id, seq, marks, query)
+
+    async def _cursor(
+        self, connection: Tx, workspace_id: WorkspaceId, since: ActivityId
+    ) -> tuple[int, Marks]:
+        """The seq of a row, and the marks as they stood when it was looked up."""
+        cursor = await feed.cursor(connection, workspace_id, since)
+        if cursor is None or cursor.seq is None:
+            raise _cursor_gone(cursor.marks if cursor else _NO_FEED)
+        return cursor.seq, cursor.marks
 
     async def _page_after(
         self, connection: Tx, workspace_id: WorkspaceId, seq: int, marks: Marks, query: Query
@@ -81,13 +95,12 @@ class Feed:
         A leaf is dropped whatever snapshot a reader has, so marks that were read first could bless
         a page that has lost its beginning.
         """
-        if marks.last_seq == seq:
-            rows = []
-        else:
+        rows = []
+        if seq < marks.last_seq:
             rows = await feed.rows_after(connection, workspace_id, seq, query.wanted, query.limit)
             marks = await self._marks(connection, workspace_id)
-        if seq < marks.trimmed_seq:
-            raise _cursor_gone()
+        if not marks.all_kept_after(seq):
+            raise _cursor_gone(marks, query.since_seq)
         return Page(rows, marks)
 
     async def rows_after(self, workspace_id: WorkspaceId, seq: int, limit: int) -> Page:
@@ -100,13 +113,11 @@ class Feed:
     async def seq_of(self, workspace_id: WorkspaceId, row: ActivityId) -> int:
         """The seq of a row of this feed; raises CursorGone."""
         async with self._db.connection() as connection:
-            cursor = await feed.cursor(connection, workspace_id, row)
-        if cursor is None or cursor.seq is None:
-            raise _cursor_gone()
-        return cursor.seq
+            seq, _marks = await self._cursor(connection, workspace_id, row)
+        return seq
 
     async def _marks(self, connection: Tx, workspace_id: WorkspaceId) -> Marks:
-        return await feed.marks(connection, workspace_id) or Marks(0, 0, 0)
+        return await feed.marks(connection, workspace_id) or _NO_FEED
 
     async def acknowledge(self, workspace_id: WorkspaceId, seq: int) -> int:
         """Move the mark of what was handled forward; returns where it stands."""
@@ -117,7 +128,12 @@ class Feed:
         return mark
 
 
-def _cursor_gone() -> CursorGone:
-    return CursorGone(
-        "since_id is not a row of this feed, or no longer; omit since_id to start over."
-    )
+def _cursor_gone(marks: Marks, since_seq: int | None = None) -> CursorGone:
+    """Rows may be missing: which are kept tells a reader how many, and where to start over."""
+    sentence = "since_id is not a row of this feed, or no longer; omit since_id to start over."
+    if since_seq is not None:
+        sentence = (
+            f"since_seq {since_seq} lies outside of what is kept of this feed; "
+            f"start over with since_seq={marks.trimmed_seq}."
+        )
+    return CursorGone(sentence, lowest_seq=marks.lowest_seq, latest_seq=marks.last_seq)

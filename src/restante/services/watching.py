@@ -48,7 +48,8 @@ class Watch:
         except CursorGone as error:
             raise CursorGone(
                 "last_event_id is not a row of this feed, or no longer; "
-                "omit last_event_id to start from now."
+                "omit last_event_id to start from now.",
+                **error.facts,
             ) from error
         self.last_id = row
 

@@ -1,13 +1,14 @@
-"""The rows of staged files: publish, find, list, mark as fetched, acknowledge, sweep."""
+"""The rows of staged files: publish, find, list, mark as fetched, acknowledge, expire, sweep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from restante.core.feed import RECEIVED, UPLOAD_METHOD, NewActivity, new_activity_id
 from restante.core.quotas import Quota
-from restante.core.uploads import Chunk, NewUpload, Swept, Upload
+from restante.core.uploads import Chunk, NewUpload, Standing, State, Swept, Upload
 from restante.ids import FileId, WorkspaceId
 from restante.store import sql
 from restante.store.database import Row, Tx
@@ -192,11 +193,65 @@ async def reopen(
     return reopened is not None
 
 
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What waits no longer and since when; but for one that was acknowledged nothing was done."""
+
+    first_time: bool
+    acked_at: datetime | None
+    expired_at: datetime
+    name: str
+    size: int
+
+
+async def expire(
+    connection: Tx, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
+) -> Expired | None:
+    """
+    Let an upload wait no longer, unless it was acknowledged; None if it is gone.
+
+    When it had expired before, that time stays.
+    """
+    row = await connection.fetchrow(queries.expire, workspace_id, file_id, now)
+    return Expired(**dict(row)) if row else None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which uploads, whosever they are; None: all."""
+
+    workspace_id: WorkspaceId | None = None
+    file_id: FileId | None = None
+    state: State | None = None
+
+
+async def standing(
+    connection: Tx, wanted: Wanted, *, after: tuple[datetime, UUID], limit: int, now: datetime
+) -> list[Standing]:
+    """Uploads in any state, oldest first."""
+    rows = await connection.fetch(
+        queries.standing, now, wanted.workspace_id, wanted.file_id, wanted.state, *after, limit
+    )
+    return [_standing(dict(row)) for row in rows]
+
+
+async def leaf_of(connection: Tx, upload: Upload) -> str | None:
+    """The leaf that has its bytes, if they are there."""
+    return await connection.fetchval(
+        queries.leaf_of, upload.bucket, upload.workspace_id, upload.file_id
+    )
+
+
 async def sweep(connection: Tx, *, acked_before: datetime, expired_before: datetime) -> Swept:
     """Delete one batch of what is due; call again while the batch was full."""
     row = await connection.fetchrow(queries.sweep, acked_before, expired_before, SWEEP_BATCH)
     assert row is not None  # noqa: S101 - an aggregate has one row
     return Swept(acked=row["acked"], expired=row["expired"])
+
+
+def _standing(row: dict[str, Any]) -> Standing:
+    state = row.pop("state")
+    return Standing(Upload(**row), state)
 
 
 def _upload(row: Row) -> Upload:

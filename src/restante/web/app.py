@@ -75,7 +75,7 @@ def build(context: Context) -> Starlette:
     """The application; everything it needs is in the context."""
     app = _Application(
         routes=[*ROUTES, *SOCKETS],
-        middleware=[Middleware(Observed, metrics=context.metrics)],
+        middleware=[Middleware(Observed, metrics=context.metrics.requests)],
         exception_handlers={
             RestanteError: problems.on_restante_error,
             HTTPException: problems.on_http_exception,
@@ -84,7 +84,7 @@ def build(context: Context) -> Starlette:
     app.state.context = context
     app.state.reference = _reference()
     for (method, path), statuses in _reference().statuses.items():
-        context.metrics.expect_requests(method, path, statuses)
+        context.metrics.requests.expect(method, path, statuses)
     return app
 
 

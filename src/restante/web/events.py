@@ -205,7 +205,7 @@ class EventStream(Response):
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         async with self._watch as watch:
-            with context(self._caller).metrics.event_streams.track_inprogress():
+            with context(self._caller).metrics.requests.event_streams.track_inprogress():
                 try:
                     await _unless_gone(self._send(watch, send), until_gone(receive))
                 except _TooSlow as error:
@@ -305,7 +305,7 @@ async def _watch_by(websocket: WebSocket) -> None:
     caller = _with_token(websocket, token)
     async with await _watch(caller) as watch:
         await websocket.accept(subprotocol=_BEARER if token else None)
-        with context(websocket).metrics.websocket_connections.track_inprogress():
+        with context(websocket).metrics.requests.websocket_connections.track_inprogress():
             await _unless_gone(_send_messages(websocket, watch), _until_left(websocket))
 
 

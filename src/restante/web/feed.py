@@ -40,6 +40,10 @@ class FeedQuery(msgspec.Struct, frozen=True):
             extra_json_schema={"format": "uuid"},
         ),
     ] = None
+    since_seq: Annotated[
+        Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
+        Meta(description="The same by seq; 0 is before the first row. Not beside since_id."),
+    ] = None
     type: Annotated[
         Annotated[str, Meta(pattern="^[^\\x00]*$")] | None,
         Meta(description="Only rows of this activity_type."),
@@ -65,7 +69,8 @@ class FeedQuery(msgspec.Struct, frozen=True):
     caller="workspace or admin",
     query=FeedQuery,
     details="With `wait` the answer is held back until a row arrives or the time is over; an empty "
-    "array then means that there was none. After a 410 start over without `since_id`.",
+    "array then means that there was none. A 410 says with `lowest_seq` and `latest_seq` which "
+    "rows are kept: start over with `since_seq` one below the lowest, or without a cursor.",
     answers={200: list[wire.ActivityRow]},
     refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, CursorGone, TooManyAtOnce),
     gives={
@@ -100,22 +105,33 @@ async def _unless_gone(request: Request, reading: "asyncio.Future[Page]") -> Pag
 
 
 def _query(sent: FeedQuery) -> Query:
-    since = None
-    if sent.since_id is not None:
-        since = as_uuid(sent.since_id)
-        if since is None:
-            raise BadRequest("since_id is wrong: it must be the id of a row, a UUID.")
+    if sent.since_id is not None and sent.since_seq is not None:
+        raise BadRequest("since_seq is wrong: send since_id or since_seq, not both.")
+    return Query(
+        since_id=_since_id(sent.since_id),
+        since_seq=sent.since_seq,
+        wanted=_filter(sent),
+        limit=sent.limit,
+        wait_seconds=sent.wait,
+    )
+
+
+def _since_id(sent: str | None) -> ActivityId | None:
+    if sent is None:
+        return None
+    since = as_uuid(sent)
+    if since is None:
+        raise BadRequest("since_id is wrong: it must be the id of a row, a UUID.")
+    return ActivityId(since)
+
+
+def _filter(sent: FeedQuery) -> Filter:
     not_before = None
     if sent.since_secs is not None:
         seconds = min(sent.since_secs, rules.LONGEST_LOOK_BACK_SECONDS)
         not_before = datetime.now(UTC) - timedelta(seconds=seconds)
     from_agents = None if sent.source is None else sent.source == "agent"
-    return Query(
-        since_id=ActivityId(since) if since else None,
-        wanted=Filter(sent.type, from_agents, not_before),
-        limit=sent.limit,
-        wait_seconds=sent.wait,
-    )
+    return Filter(sent.type, from_agents, not_before)
 
 
 def row_of(row: Activity) -> wire.ActivityRow:
@@ -145,7 +161,7 @@ def _raw(json: str | None) -> Raw:
 def _headers(page: Page) -> dict[str, str]:
     """Enough for a reader to see a gap."""
     return {
-        wire.LOWEST_SEQ: str(page.marks.trimmed_seq + 1),
+        wire.LOWEST_SEQ: str(page.marks.lowest_seq),
         wire.LATEST_SEQ: str(page.marks.last_seq),
         wire.ACKED_SEQ: str(page.marks.acked_seq),
     }

@@ -147,6 +147,48 @@ select workspace_id, file_id, bucket, name, mimetype, size, sha256,
   from uploads
  where workspace_id = $1 and file_id = $2 and acked_at is not null;
 
+-- name: expire
+-- Whoever holds the row is waited for, so an acknowledgement comes before or after this.  Its room is
+-- given back by the sweep, as for every upload that expires.
+with before as (
+    select acked_at, expires_at, name, size from uploads
+     where workspace_id = $1 and file_id = $2
+       for update
+), expired as (
+    update uploads set expires_at = $3
+      from before
+     where workspace_id = $1 and file_id = $2
+       and before.acked_at is null and before.expires_at > $3
+    returning true
+)
+select exists (select from expired) as first_time, acked_at, least(expires_at, $3) as expired_at,
+       name, size
+  from before;
+
+-- name: standing
+-- For the operator, who asks seldom: an index that begins with the file would cost every upload, and
+-- without one the million uploads that may wait are looked through in half a second.
+select workspace_id, file_id, bucket, name, mimetype, size, sha256,
+       created_at, fetched_at, acked_at, expires_at, state
+  from (select *,
+               case when acked_at is not null then 'acked'
+                    when expires_at <= $1 then 'expired'
+                    when fetched_at is not null then 'fetched'
+                    else 'waiting'
+               end as state
+          from uploads) as standing
+ where ($2::uuid is null or workspace_id = $2)
+   and ($3::uuid is null or file_id = $3)
+   and ($4::text is null or state = $4)
+   and (created_at, file_id) > ($5, $6)
+ order by created_at, file_id
+ limit $7;
+
+-- name: leaf_of
+-- Where the first of its bytes are; none if they are gone.
+select tableoid::regclass::text from chunks
+ where bucket = $1 and workspace_id = $2 and file_id = $3 and seq = 0;
+
 -- name: sweep
 -- Bounded: a backlog of millions must not hold locks for minutes.  A row that somebody holds is left
 -- for the next pass, and so are the expired files of a workspace whose counters somebody holds: they

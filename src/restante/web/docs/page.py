@@ -130,7 +130,7 @@ Content-Type: application/json
 X-Request-ID: 6f1d2a9c0b7e4835
 
 {"error": "since_id is not a row of this feed, or no longer; omit since_id to start over.",
- "code": "cursor_gone"}</code></pre>
+ "code": "cursor_gone", "lowest_seq": 4, "latest_seq": 17}</code></pre>
 </section>"""
 
 
