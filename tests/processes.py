@@ -104,12 +104,13 @@ def restante(*words: str | Path, seconds: float = 60, **environment: str) -> Out
 
 
 class Server:
-    """One `restante serve` on a free port."""
+    """One `restante serve` on a free port, or on the one that was chosen."""
 
     def __init__(self, data_dir: Path, *flags: str, **environment: str) -> None:
         self.data_dir = data_dir
         self.flags: Sequence[str] = flags
         self.environment = environment
+        self.port = 0
         self.output: list[str] = []
         self.process: subprocess.Popen[str] | None = None
         self.address = ""
@@ -145,8 +146,9 @@ class Server:
         self.output = []
         self.address = ""
         self._ready = threading.Event()
+        where = ["--port", str(self.port), "--data-dir", str(self.data_dir)]
         self.process = subprocess.Popen(
-            [RESTANTE, "serve", "--port", "0", "--data-dir", str(self.data_dir), *self.flags],
+            [RESTANTE, "serve", *where, *self.flags],
             env=clean_environment(**self.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

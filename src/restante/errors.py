@@ -17,7 +17,7 @@ class RestanteError(Exception):
 
     code: ClassVar[str]  # public and stable; clients branch on it
 
-    def __init__(self, sentence: str, **facts: str | float | None) -> None:
+    def __init__(self, sentence: str, /, **facts: str | float | None) -> None:
         super().__init__(sentence)
         self.facts = {name: fact for name, fact in facts.items() if fact is not None}
 
@@ -221,6 +221,60 @@ class RangeNotSatisfiable(RestanteError):
 
 
 class CursorGone(RestanteError):
-    """`since_id` is not a row of this feed, or no longer."""
+    """A reader's cursor is not, or no longer, in this feed; rows may have been missed."""
 
     code = "cursor_gone"
+
+
+class ServerUnreachable(RestanteError):
+    """No answer from the server: not there, too slow, or cut off; whether it acted is unknown."""
+
+    code = "server_unreachable"
+
+
+class ServerRefused(RestanteError):
+    """The server refused in a way that this release has no name for; `status` has the number."""
+
+    code = "server_refused"
+
+
+class AnswerInvalid(RestanteError):
+    """The server's answer is not what the protocol says; nothing of it was used."""
+
+    code = "answer_invalid"
+
+
+class FileCorrupt(RestanteError):
+    """The bytes that came are not the file that was announced; they were thrown away."""
+
+    code = "file_corrupt"
+
+
+class FileUnreadable(RestanteError):
+    """A file that should be sent cannot be read."""
+
+    code = "file_unreadable"
+
+
+class FolderUnusable(RestanteError):
+    """A folder for received files cannot be used as it is."""
+
+    code = "folder_unusable"
+
+
+class FolderInUse(RestanteError):
+    """Another running program receives into this folder."""
+
+    code = "folder_in_use"
+
+
+class FolderFull(RestanteError):
+    """There is no room on the disk that received files go to."""
+
+    code = "folder_full"
+
+
+class CommandFailed(RestanteError):
+    """A command that should take a file or a message did not succeed."""
+
+    code = "command_failed"

@@ -17,7 +17,12 @@ from restante.errors import SettingsInvalid
 PREFIX = "RESTANTE_"
 
 # Read by the commands a workspace runs; a server tolerates them in its environment.
-CLIENT_VARIABLES = frozenset({"RESTANTE_URL"})
+CLIENT_VARIABLES = frozenset({"RESTANTE_URL", "RESTANTE_TOKEN"})
+
+# What `restante connect` tells the commands that it runs; they may run others of ours.
+COMMAND_VARIABLES = frozenset(
+    {"RESTANTE_FILE_ID", "RESTANTE_FILE_NAME", "RESTANTE_FILE_TYPE", "RESTANTE_METHOD"}
+)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -198,7 +203,11 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    known = {variable(field) for field in Settings.__struct_fields__} | CLIENT_VARIABLES
+    known = (
+        {variable(field) for field in Settings.__struct_fields__}
+        | CLIENT_VARIABLES
+        | COMMAND_VARIABLES
+    )
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)

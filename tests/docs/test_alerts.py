@@ -42,11 +42,11 @@ def expressions() -> list[str]:
 def samples() -> dict[str, set[str]]:
     """The series that a scrape finds, each with the names of its labels."""
     metrics = Metrics(NAMESPACE)
-    metrics.expect_loops(["sweep"])
-    metrics.expect_requests("GET", "/", [200])
-    metrics.space_bytes.labels("chunks")
-    metrics.workspace_uploads.labels("some", "acked")
-    metrics.workspace_lag.labels("some")
+    metrics.loops.expect(["sweep"])
+    metrics.requests.expect("GET", "/", [200])
+    metrics.space.bytes.labels("chunks")
+    metrics.workspaces.uploads.labels("some", "acked")
+    metrics.workspaces.lag.labels("some")
     return {
         sample.name: set(sample.labels)
         for registry in (metrics.registry, metrics.operator_registry)

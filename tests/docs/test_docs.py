@@ -15,7 +15,7 @@ import restante
 from restante.cli.main import app
 from restante.errors import RestanteError
 from restante.runtime.metrics import Metrics
-from restante.settings import CLIENT_VARIABLES, Settings, variable
+from restante.settings import CLIENT_VARIABLES, COMMAND_VARIABLES, Settings, variable
 from restante.web import problems
 from restante.web.app import ROUTES
 
@@ -26,6 +26,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
+CLIENT = (ROOT / "docs/client.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 TARGETS = frozenset(re.findall(r"^([a-z]+):.*## ", MAKEFILE, re.MULTILINE))
@@ -84,9 +85,9 @@ def log_events() -> frozenset[str]:
 
 
 def row(name: str) -> list[str]:
-    """The cells of the one line in the operations guide's tables that begins with this name."""
-    lines = re.findall(rf"^\| `{re.escape(name)}` \|(.*)\|$", OPERATIONS, re.MULTILINE)
-    assert len(lines) == 1, f"docs/operations.md has {len(lines)} table lines for {name}, not one"
+    """The cells of the one line in the tables of the guides that begins with this name."""
+    lines = re.findall(rf"^\| `{re.escape(name)}` \|(.*)\|$", OPERATIONS + CLIENT, re.MULTILINE)
+    assert len(lines) == 1, f"the guides have {len(lines)} table lines for {name}, not one"
     return [cell.strip() for cell in lines[0].split(" | ")]
 
 
@@ -122,7 +123,7 @@ def test_every_command_is_documented_and_shows_an_example(
 
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Example: {typed}" in shown
-    assert typed in README + OPERATIONS
+    assert typed in README + OPERATIONS + CLIENT
 
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(Settings), ids=lambda field: field.name)
@@ -141,14 +142,15 @@ def plain(value: object) -> str:
 
 
 def test_no_setting_is_documented_that_does_not_exist():
-    written = set(re.findall(r"\bRESTANTE_[A-Z_]+\b", README + OPERATIONS + CONTRIBUTING))
+    written = set(re.findall(r"\bRESTANTE_[A-Z_]+\b", README + OPERATIONS + CONTRIBUTING + CLIENT))
+    settings = {variable(name) for name in Settings.__struct_fields__}
 
-    assert written <= {variable(name) for name in Settings.__struct_fields__} | CLIENT_VARIABLES
+    assert written <= settings | CLIENT_VARIABLES | COMMAND_VARIABLES
 
 
-@pytest.mark.parametrize("name", sorted(CLIENT_VARIABLES))
+@pytest.mark.parametrize("name", sorted(CLIENT_VARIABLES | COMMAND_VARIABLES))
 def test_every_variable_of_the_client_is_documented(name: str):
-    assert f"`{name}`" in OPERATIONS
+    assert f"`{name}`" in CLIENT
 
 
 @pytest.mark.parametrize("name", metric_names())
@@ -217,12 +219,12 @@ def test_the_readme_asks_only_for_addresses_that_exist():
     paths = [path for text in shell_commands(README) for path in OUR_ADDRESS.findall(text)]
 
     assert paths
-    for path in paths:
+    for path in filter(None, paths):
         filled = re.sub(r"\$\{?\w+\}?|<\w+>", SOME_UUID, path)
         assert any(route.path_regex.match(filled) for route in ROUTES), path
 
 
-@pytest.mark.parametrize("part", ["cli", "core", "runtime", "services", "store", "web"])
+@pytest.mark.parametrize("part", ["cli", "client", "core", "runtime", "services", "store", "web"])
 def test_the_architecture_names_every_file(part: str):
     page = (ROOT / "ARCHITECTURE.md").read_text()
     files = {path.stem for path in (ROOT / "src/restante" / part).glob("[!_]*.py")} - {"main"}

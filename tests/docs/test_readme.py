@@ -5,13 +5,15 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import IO
 
 import pytest
 from processes import RESTANTE, Server, clean_environment
 
 README = Path(__file__).parents[2] / "README.md"
-TRY_IT = re.compile(r"^## Try it$(.*?)^## ", re.MULTILINE | re.DOTALL)
+TRY_IT = re.compile(r"^## Try it by hand$(.*?)^## ", re.MULTILINE | re.DOTALL)
 SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CONNECT = re.compile(r"^## Connect a laptop$(.*?)^## ", re.MULTILINE | re.DOTALL)
 ADDRESS = "http://127.0.0.1:8080"
 
 
@@ -53,3 +55,33 @@ def test_the_try_out_works_as_it_is_written(server: Server, tmp_path: Path):
     assert '{"acked":true}' in done.stdout
     assert "0 never fetched, 0 fetched but not acknowledged, 1 acknowledged" in done.stdout
     assert "would come back." in done.stdout
+
+
+def test_a_laptop_is_connected_and_sent_to_as_it_is_written(server: Server, tmp_path: Path):
+    """The newcomer's first minute: two commands, and a file is there."""
+    server.start()
+    shutil.copy(README, tmp_path / "README.md")
+    found = CONNECT.search(README.read_text())
+    assert found
+    connect, send = (
+        block.replace(ADDRESS, server.address).replace(".venv/bin/restante", str(RESTANTE))
+        for block in SHELL_BLOCK.findall(found[1])
+    )
+    environment = clean_environment(
+        RESTANTE_URL=server.address, RESTANTE_DATA_DIR=str(server.data_dir)
+    )
+
+    with subprocess.Popen(
+        connect.split(), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as connected:
+        assert connected.stdout is not None
+        until_said(connected.stdout, "Files appear in")
+        subprocess.run(send.split(), cwd=tmp_path, env=environment, check=True, timeout=60)
+        said = until_said(connected.stdout, "received README.md")
+        connected.terminate()
+
+    assert Path(said.rpartition(": ")[2].strip()).read_bytes() == README.read_bytes()
+
+
+def until_said(lines: IO[str], beginning: str) -> str:
+    return next(line for line in lines if line.startswith(beginning))

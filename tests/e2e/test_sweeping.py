@@ -5,25 +5,29 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
 from aiohttp import ClientError, ClientSession
 from processes import Server
 from senders import MIB, File, Mailbox, Request, registered, session_with
-from sweeps import grow_older, leaf_names, locked, state_of
+from sweeps import grow_older, leaf_names, make_old_feed, state_of
 from waiting import until
 
 from restante.store.database import SCHEMA
-from restante.store.leaves import CHUNKS
+from restante.store.leaves import CHUNKS, FEED
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 # Bounded for everyday runs; `make soak` stages what the promise names.
-STAGED_MIB = 2000 if "SOAK_RUNS" in os.environ else 200
+STAGED_MIB, KILLED_ROUNDS, KILLED_FILE = (
+    (2000, 5, 5 * MIB) if "SOAK_RUNS" in os.environ else (200, 1, MIB)
+)
 FILE = 5 * MIB
 FILES_PER_REQUEST = 8
 AT_LEAST_BACK = 0.95
@@ -34,6 +38,7 @@ def running(server: Server) -> Server:
     server.environment |= {
         "RESTANTE_WORKSPACE_MAX_BYTES": str(10**11),
         "RESTANTE_SWEEP_INTERVAL_SECONDS": "3600",
+        "RESTANTE_FEED_RETENTION_DAYS": "30",
     }
     return server.start()
 
@@ -70,10 +75,10 @@ async def sweep(http: ClientSession, server: Server) -> dict[str, Any]:
         return await answer.json()
 
 
-def some_files(count: int, start: int) -> list[File]:
+def some_files(count: int, start: int, size: int = FILE) -> list[File]:
     """Files that no compression makes smaller and of which no two are alike."""
     return [
-        File(f"{start + n}.bin", hashlib.shake_256(f"{start + n}".encode()).digest(FILE))
+        File(f"{start + n}.bin", hashlib.shake_256(f"{start + n}".encode()).digest(size))
         for n in range(count)
     ]
 
@@ -144,55 +149,151 @@ async def stage_and_sweep(running: Server, live_share: float) -> None:
     assert found == {file_id: file.sha256 for file_id, file in kept.items()}
 
 
-async def test_a_server_that_is_killed_in_a_pass_finishes_it_after_its_next_start(running: Server):
-    """
-    Somebody holds the table, so the pass stands still in a step when kill -9 comes.
-
-    Once after the seal, before the detach begins; once in the middle of the detach.
-    """
-    for mode, state in (("share update exclusive", "sealed"), ("access share", "detaching")):
-        await kill_and_start(running, mode, state)
+# Killed in each step
 
 
-async def kill_and_start(running: Server, mode: str, state: str) -> None:
-    live, *dead = some_files(8, 0)
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A step in which a pass is made to stand still: by which lock, where, and how it is seen."""
+
+    lock: str
+    statement: str  # words of the statement that waits
+    state: str  # of the leaf when the server is killed
+    of_the_feed: bool = False
+
+
+STOPS = {
+    "delete": Stop("lock table uploads in share mode", "delete from uploads", "attached"),
+    "move": Stop("lock table only chunks in share mode", "insert into chunks", "attached"),
+    "seal": Stop("lock table {leaf} in share update exclusive mode", "trigger sealed", "attached"),
+    "detach": Stop("lock table only chunks in share update exclusive mode", "detach", "sealed"),
+    "half detached": Stop("lock table only chunks in access share mode", "detach", "detaching"),
+    "drop": Stop("lock table {leaf} in access share mode", "detach", "detached"),
+    "trim": Stop("select from feeds for update", "set trimmed_seq", "sealed", of_the_feed=True),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+async def test_a_server_that_is_killed_in_any_step_finishes_it_after_its_next_start(
+    running: Server,
+):
+    """Somebody holds a lock, so the pass stands still in the step when kill -9 comes."""
+    for step in [*STOPS] * KILLED_ROUNDS:
+        await kill_and_start(running, step, file_bytes=KILLED_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Eight files in a bucket that is over, one of which lives; half of their rows are too old."""
+
+    mailbox: Mailbox
+    live: File
+    file_id: str
+    rows: Sequence[str]
+    bucket: str
+    feed: str
+
+
+async def kill_and_start(running: Server, step: str, *, file_bytes: int) -> None:
     async with session_with(running) as http, connected(running) as connection:
-        mailbox = await registered(http)
-        ids = await stage(mailbox, [live, *dead])
-        for file_id in ids[1:]:
-            await ack(mailbox, file_id)
-        await grow_older(connection)
-        (leaf,) = await filled_leaves(connection)
-        await connection.execute("update uploads set expires_at = now() + interval '1 day'")
-        sweeping = None
-        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
-            async with connected(running) as holder, locked(holder, "only chunks", mode):
-                sweeping = asyncio.create_task(sweep(http, running))
-                await until(lambda: has_come_to(connection, leaf, state))
-                await asyncio.to_thread(running.kill)
-        assert sweeping is not None
-        with pytest.raises((ClientError, OSError)):
-            await sweeping
+        await first_pass(running)
+        there = await stage_old(http, connection, file_bytes)
+        full = on_disk(running)
+        await kill_in(running, http, connection, step, there)
 
     running.start()
 
     async with session_with(running) as http, connected(running) as connection:
-        await until(lambda: has_come_to(connection, leaf, "gone"), seconds=20)
-        assert await mailbox.at(http).sha256_of(ids[0]) == live.sha256
-        assert len(await mailbox.at(http).waiting()) == 1
-        assert leaf not in await filled_leaves(connection)
-        attached = await connection.fetchval(
-            "select count(*) from pg_inherits where inhparent = 'chunks'::regclass"
-        )
-        assert len(await leaf_names(connection, CHUNKS)) == attached
+        await first_pass(running)
+        assert await state_of(connection, there.bucket) == "gone", (step, running.said)
+        assert await state_of(connection, there.feed) == "gone", (step, running.said)
+        assert full - on_disk(running) >= AT_LEAST_BACK * 7 * file_bytes - file_bytes
+        await assert_nothing_is_lost(there.mailbox.at(http), there)
+        await assert_nothing_is_left_over(connection)
         # So that the next round begins with nothing.
         await connection.execute("truncate uploads, chunks")
+
+
+async def stage_old(http: ClientSession, connection: Any, file_bytes: int) -> Staged:
+    live, *dead = some_files(8, 0, file_bytes)
+    mailbox = await registered(http)
+    file_id, *others = await stage(mailbox, [live, *dead])
+    for other in others:
+        await ack(mailbox, other)
+    await grow_older(connection)
+    await connection.execute("update uploads set expires_at = now() + interval '1 day'")
+    (bucket,) = await filled_leaves(connection)
+    feed = await make_old_feed(connection, UUID(mailbox.id), up_to=4)
+    rows = [row["id"] for row in await mailbox.whole_feed()]
+    return Staged(mailbox, live, file_id, rows, bucket, feed)
+
+
+async def kill_in(
+    running: Server, http: ClientSession, connection: Any, step: str, there: Staged
+) -> None:
+    """Whoever holds the lock goes with the server's Postgres."""
+    stop = STOPS[step]
+    leaf = there.feed if stop.of_the_feed else there.bucket
+    async with connected(running) as holder, connected(running) as second:
+        await holder.execute("begin; " + stop.lock.format(leaf=leaf))
+        sweeping = asyncio.create_task(sweep(http, running))
+        await until(lambda: somebody_waits_in(connection, stop.statement))
+        if step == "drop":
+            await hold_up_the_drop(connection, holder, second, leaf)
+        found = await state_of(connection, leaf)
+        await asyncio.to_thread(running.kill)
+    with pytest.raises((ClientError, OSError)):
+        await sweeping
+    assert found == stop.state, step
+
+
+async def first_pass(running: Server) -> None:
+    """A server sweeps at its start; wait until it has."""
+    ended = b'molecule_loop_passes_total{loop="sweep",outcome="ok"} 1.0'
+
+    async def has_ended() -> bool:
+        return ended in (await asyncio.to_thread(running.get, "/metrics"))[1]
+
+    await until(has_ended, seconds=20)
+
+
+async def hold_up_the_drop(connection: Any, holder: Any, second: Any, leaf: str) -> None:
+    """Queue behind the detach, which has the leaf to itself, so as to be before the drop."""
+    locking = asyncio.create_task(second.execute(f"begin; lock table {leaf} in access share mode"))
+    await until(lambda: somebody_waits_in(connection, "begin; lock table"))
+    await holder.execute("rollback")
+    await locking
+    await until(lambda: somebody_waits_in(connection, "drop table"))
+
+
+async def somebody_waits_in(connection: Any, words: str) -> bool:
+    return await connection.fetchval(
+        "select exists (select from pg_stat_activity where pid <> pg_backend_pid()"
+        " and cardinality(pg_blocking_pids(pid)) > 0 and query like '%' || $1 || '%')",
+        words,
+    )
+
+
+async def assert_nothing_is_lost(mailbox: Mailbox, there: Staged) -> None:
+    """The file that lives is whole; of the rows, those that are gone are told to be."""
+    assert [file["file_id"] for file in await mailbox.waiting()] == [there.file_id]
+    assert await mailbox.sha256_of(there.file_id) == there.live.sha256
+    assert [row["seq"] for row in await mailbox.whole_feed()] == [5, 6, 7, 8]
+    for row_id, status in ((there.rows[3], 410), (there.rows[4], 200)):
+        path = f"{mailbox.path}/activity?since_id={row_id}"
+        async with mailbox.http.get(path, headers=mailbox.headers) as answer:
+            assert answer.status == status, await answer.text()
+
+
+async def assert_nothing_is_left_over(connection: Any) -> None:
+    for table in (CHUNKS, FEED):
+        attached = await connection.fetchval(
+            "select count(*) from pg_inherits where inhparent = $1::text::regclass", table.name
+        )
+        assert len(await leaf_names(connection, table)) == attached
 
 
 async def filled_leaves(connection: Any) -> set[str]:
     rows = await connection.fetch("select distinct tableoid::regclass::text as leaf from chunks")
     return {row["leaf"] for row in rows}
-
-
-async def has_come_to(connection: Any, leaf: str, state: str) -> bool:
-    return await state_of(connection, leaf) == state

@@ -2,20 +2,43 @@
 
 import os
 import sys
+from typing import NoReturn
 
-from cyclopts import App
+from cyclopts import App, Group
 
 from restante import __version__
-from restante.cli import migrate, serve, status, sweep
+from restante.cli import (
+    completion,
+    connect,
+    inbox,
+    migrate,
+    send,
+    serve,
+    status,
+    sweep,
+    uploads,
+)
 from restante.errors import RestanteError
+
+_EXIT_CODES = (
+    "Exit codes: 0 done; 1 it did not work, and one sentence says why; 2 the command line is "
+    "wrong; 130 interrupted before it was done."
+)
 
 app = App(
     name="restante",
     version=__version__,
     help="Files and messages wait here for receivers that nobody can call.",
+    help_epilogue=_EXIT_CODES,
 )
-for command in (serve, status, sweep, migrate):
-    command.register(app)
+_GROUPS = {
+    Group("Receive and send", sort_key=0): (connect, send, inbox),
+    Group("Run a server", sort_key=1): (serve, status, uploads, sweep, migrate),
+    Group("Other", sort_key=2): (completion,),
+}
+for group, commands in _GROUPS.items():
+    for command in commands:
+        command.register(app, group)
 
 
 def main() -> None:
@@ -26,11 +49,22 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except RestanteError as error:
-        print(f"restante: {error}", file=sys.stderr)
-        sys.exit(1)
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith("restante"):
+            raise
+        _fail(
+            f"This command needs the server's part, and {error.name} is not installed: "
+            "run `pip install 'restante[server]'`."
+        )
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         # Python flushes once more at its end, and would complain that nobody reads.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _fail(sentence: str) -> NoReturn:
+    print(f"restante: {sentence}", file=sys.stderr)
+    sys.exit(1)

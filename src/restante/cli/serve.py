@@ -4,7 +4,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 
 from restante.cli.flags import flags_for, settings_from
 
@@ -14,9 +14,9 @@ else:
     ServeFlags = flags_for("ServeFlags")
 
 
-def register(app: App) -> None:
+def register(app: App, group: Group) -> None:
     """Add the command."""
-    app.command(serve)
+    app.command(serve, group=group)
 
 
 def serve(*, flags: Annotated[ServeFlags | None, Parameter(name="*")] = None) -> None:

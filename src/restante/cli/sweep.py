@@ -5,12 +5,12 @@ import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 from rich.console import Console
 from rich.table import Column, Table
 
 from restante import wire
-from restante.cli.flags import flags_for, settings_from
+from restante.cli.flags import DATABASE, flags_for, settings_from
 from restante.cli.sizes import shown_bytes
 from restante.settings import Settings
 
@@ -18,21 +18,13 @@ if TYPE_CHECKING:
     SweepFlags = Any
 else:
     SweepFlags = flags_for(
-        "SweepFlags",
-        (
-            "data_dir",
-            "database_url",
-            "postgres_bin",
-            "postgres_account",
-            "ack_retention_seconds",
-            "feed_retention_days",
-        ),
+        "SweepFlags", (*DATABASE, "ack_retention_seconds", "feed_retention_days")
     )
 
 
-def register(app: App) -> None:
+def register(app: App, group: Group) -> None:
     """Add the command."""
-    app.command(sweep)
+    app.command(sweep, group=group)
 
 
 def sweep(

@@ -1,0 +1,133 @@
+"""`restante send`: hand files in for a workspace."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import msgspec
+from cyclopts import App, Group, Parameter
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+from restante import wire
+from restante.cli.access import Access, workspace_named
+from restante.cli.sizes import shown_bytes
+from restante.core.uploads import MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
+from restante.errors import BadRequest
+
+if TYPE_CHECKING:
+    from restante.client.sending import Outgoing
+
+# The body is a little longer than the files in it.
+_ROOM = MAX_REQUEST_BYTES - 64 * 1024
+
+
+def register(app: App, group: Group) -> None:
+    """Add the command."""
+    app.command(send, group=group)
+
+
+def send(
+    workspace: str,
+    /,
+    *files: Annotated[Path, Parameter(negative=())],
+    ttl_seconds: int | None = None,
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    access: Access = Access(),  # noqa: B008 - frozen
+) -> None:
+    """
+    Send files to a workspace.
+
+    Each request is stored as a whole or not at all; many or large files become several requests,
+    which are stored in order. A request that fails on the way is repeated and never stored twice.
+
+    Example: restante send laptop report.pdf photo.jpg
+
+    Parameters
+    ----------
+    workspace
+        The workspace's id, or its name if the admin's token is used.
+    files
+        The files.
+    ttl_seconds
+        How long they wait to be fetched. [default: what the server has set]
+    json
+        Print what was accepted as JSON.
+    """
+    accepted: list[wire.StagedFile] = []
+    try:
+        asyncio.run(_send(workspace, files, access, ttl_seconds, accepted))
+    finally:
+        # What was accepted before a failure is accepted all the same.
+        _show(accepted, as_json=json)
+
+
+def _show(accepted: list[wire.StagedFile], *, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(accepted), indent=2).decode())
+        return
+    for file in accepted:
+        print(f"accepted {file.name} ({shown_bytes(file.size)}): {file.uri}")
+
+
+async def _send(
+    workspace: str,
+    paths: Sequence[Path],
+    access: Access,
+    ttl_seconds: int | None,
+    accepted: list[wire.StagedFile],
+) -> None:
+    from restante.client.sending import Outgoing
+
+    if not paths:
+        raise BadRequest("Say which files to send.")
+    # Looked at before anything is sent: a missing file is a mistake in the command.
+    files = [Outgoing.of(path) for path in paths]
+    async with access.client() as client:
+        to = await workspace_named(client, workspace)
+        with _Bar(files) as bar:
+            for batch in batches(files):
+                accepted += await client.send_files(
+                    to, batch, ttl_seconds=ttl_seconds, progress=bar.sent
+                )
+                bar.batch_ended()
+
+
+def batches(files: "Sequence[Outgoing]") -> "Iterator[list[Outgoing]]":
+    """The files in their order, as many at a time as one request may carry."""
+    batch: list[Outgoing] = []
+    size = 0
+    for file in files:
+        if batch and (len(batch) == MAX_FILES_PER_REQUEST or size + file.part.size > _ROOM):
+            yield batch
+            batch, size = [], 0
+        batch.append(file)
+        size += file.part.size
+    yield batch
+
+
+class _Bar:
+    """How much has been sent, on a terminal; nothing elsewhere."""
+
+    def __init__(self, files: "Sequence[Outgoing]") -> None:
+        console = Console(stderr=True)
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("sending", total=sum(file.part.size for file in files))
+        self._before = self._now = 0
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def sent(self, size: int) -> None:
+        """Of this batch; less than before when it is repeated."""
+        self._now = size
+        self._bar.update(self._task, completed=self._before + size)
+
+    def batch_ended(self) -> None:
+        self._before += self._now

@@ -1,0 +1,33 @@
+"""
+The SDK: send files and messages, and receive them where nobody can call.
+
+    async with AsyncClient.of(credentials) as client:
+        async for item in client.inbox():
+            ...
+
+Failures are the classes of `restante.errors`, chosen by the code that the server gave.
+"""
+
+from restante.client.aio import AsyncClient
+from restante.client.calls import Credentials, Cursor, FeedPage
+from restante.client.client import BlockingFile, BlockingInbox, BlockingMessage, Client
+from restante.client.messages import rewritten
+from restante.client.poller import FileItem, Inbox, Item, MessageItem
+from restante.client.sending import Bytes
+
+__all__ = [
+    "AsyncClient",
+    "BlockingFile",
+    "BlockingInbox",
+    "BlockingMessage",
+    "Bytes",
+    "Client",
+    "Credentials",
+    "Cursor",
+    "FeedPage",
+    "FileItem",
+    "Inbox",
+    "Item",
+    "MessageItem",
+    "rewritten",
+]

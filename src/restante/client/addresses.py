@@ -1,0 +1,58 @@
+"""What a server's address may look like, how it is reached, and whether that is safe."""
+
+import ipaddress
+import re
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
+
+from restante.errors import BadRequest
+
+_NAME = re.compile(r"[\w.-]+")
+
+
+def server_url(text: str) -> str:
+    """The address without what does not belong to it; raises BadRequest with what is wrong."""
+    given = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(given.strip())
+        port = parts.port
+        host = _host(parts.hostname or "")
+    except ValueError as error:
+        raise BadRequest(f"{text!r} is not an address: {error}.") from error
+    if parts.scheme not in {"http", "https"} or not host or not given.isprintable() or port == 0:
+        raise BadRequest(f"{text!r} is not the address of a server, such as http://host:8080.")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise BadRequest(f"{parts.hostname}: give the address alone, without a user or a query.")
+    netloc = f"{host}:{port}" if port else host
+    return urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
+
+
+def _host(name: str) -> str:
+    """A host as an address has it, empty if it is none; raises ValueError for a broken name."""
+    if ":" in name:
+        return f"[{name}]"
+    name.encode("idna")
+    return name if _NAME.fullmatch(name) else ""
+
+
+def is_exposed(url: str) -> bool:
+    """Whether a token would cross a network in the clear."""
+    return url.startswith("http:") and not is_here(url)
+
+
+def is_here(url: str) -> bool:
+    """Whether the server is on this machine."""
+    return _is_loopback(urlsplit(url).hostname or "")
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for this address."""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

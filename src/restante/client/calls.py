@@ -1,0 +1,367 @@
+"""
+Builds every request of the protocol and reads its reply; does no I/O.
+
+Both clients send what is made here, so addresses, shapes and refusals are known in one place.  What
+a server says is checked before it is believed.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+from urllib.parse import quote
+from uuid import UUID
+
+import msgspec
+
+from restante import errors, wire
+from restante.core.uploads import UNKNOWN_TYPE, clean_mimetype, clean_name
+from restante.errors import AnswerInvalid, RestanteError, ServerRefused
+from restante.ids import ActivityId, FileId, WorkspaceId
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+# A page of the feed is at most this many messages of at most a mebibyte, and some more.
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+ROWS_PER_PAGE = 50
+
+_MAX_SEQ = 2**63 - 1
+
+# What stands after the bytes of a part.
+PART_END = b"\r\n"
+
+_SHA256 = re.compile(r"sha-256=:([A-Za-z0-9+/=]+):")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer whose body has been read; the names of the headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T]):
+    """One request, and how to read what comes back."""
+
+    method: str
+    path: str
+    read: Callable[[Reply], T]
+    query: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: bytes | None = None
+    # Sending it twice does no more than sending it once.
+    repeatable: bool = False
+    # How long the server was asked to hold the answer back.
+    wait_seconds: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a workspace needs to be itself at its server; keep the token secret."""
+
+    url: str
+    workspace_id: WorkspaceId
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a feed has been read: the last row's seq, and its id where it is known."""
+
+    seq: int = 0
+    id: ActivityId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPage:
+    """Rows, oldest first, and where the feed stood."""
+
+    rows: Sequence[wire.ActivityRow]
+    lowest_seq: int
+    latest_seq: int
+    acked_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of an upload, as the body announces it."""
+
+    name: str
+    mimetype: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Which bytes an answer carries, of how many, and the hash of all of them."""
+
+    start: int
+    size: int
+    sha256: bytes
+
+
+def register(
+    workspace_id: WorkspaceId, name: str, *, card: Mapping[str, Any] | None = None
+) -> Call[wire.Registered]:
+    """Register a workspace that polls.  The token comes once, so a lost answer means a new id."""
+    sent = wire.Registration(
+        id=workspace_id, agent_card={**(card or {}), "name": name}, delivery_mode="poll"
+    )
+    return _posted("/registry/register", wire.Registered, sent)
+
+
+def heartbeat(workspace_id: WorkspaceId, active_tasks: int, current_task: str) -> Call[wire.Status]:
+    """Say that the workspace lives."""
+    sent = wire.Heartbeat(workspace_id, active_tasks, current_task)
+    return _posted("/registry/heartbeat", wire.Status, sent, repeatable=True)
+
+
+def workspaces(after: UUID | None) -> Call[wire.WorkspacePage]:
+    """A page of all workspaces, for the admin."""
+    query = {"limit": "500"} | ({"after": str(after)} if after else {})
+    return Call(
+        method="GET",
+        path="/admin/workspaces",
+        query=query,
+        read=_reader(wire.WorkspacePage),
+        repeatable=True,
+    )
+
+
+def feed(
+    workspace_id: WorkspaceId, cursor: Cursor | None, *, wait_seconds: float = 0, limit: int
+) -> Call[FeedPage]:
+    """The rows after a cursor; without one, the newest."""
+    query = {"limit": str(limit)}
+    if wait_seconds:
+        query["wait"] = f"{wait_seconds:g}"
+    if cursor and cursor.id:
+        query["since_id"] = str(cursor.id)
+    elif cursor:
+        query["since_seq"] = str(cursor.seq)
+    return Call(
+        method="GET",
+        path=f"/workspaces/{workspace_id}/activity",
+        query=query,
+        read=_feed_page,
+        repeatable=True,
+        wait_seconds=wait_seconds,
+    )
+
+
+def acknowledge_feed(workspace_id: WorkspaceId, seq: int) -> Call[wire.FeedAcked]:
+    """Note how far the feed has been handled."""
+    path = f"/workspaces/{workspace_id}/activity/ack"
+    return _posted(path, wire.FeedAcked, wire.FeedAck(seq), repeatable=True)
+
+
+def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """Send a message.  Not repeatable: a second one would be a second message."""
+    return _posted(f"/workspaces/{workspace_id}/a2a", dict[str, Any], message)
+
+
+def pending(
+    workspace_id: WorkspaceId, *, after: FileId | None = None, limit: int = ROWS_PER_PAGE
+) -> Call[wire.PendingUploads]:
+    """What waits, oldest first."""
+    query = {"limit": str(limit)} | ({"after": str(after)} if after else {})
+    return Call(
+        method="GET",
+        path=f"/workspaces/{workspace_id}/pending-uploads",
+        query=query,
+        read=_reader(wire.PendingUploads),
+        repeatable=True,
+    )
+
+
+def content(workspace_id: WorkspaceId, file_id: FileId, start: int) -> Call[Extent]:
+    """The bytes of a file from this one on; only the head of the answer is read here."""
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    return Call(
+        method="GET",
+        path=_upload(workspace_id, file_id, "content"),
+        headers=headers,
+        read=_extent,
+        repeatable=True,
+    )
+
+
+def acknowledge(workspace_id: WorkspaceId, file_id: FileId) -> Call[wire.Acked]:
+    """The workspace has the file."""
+    path = _upload(workspace_id, file_id, "ack")
+    return Call(method="POST", path=path, read=_reader(wire.Acked), repeatable=True)
+
+
+def reopen(workspace_id: WorkspaceId, file_id: FileId) -> Call[wire.Status]:
+    """The file was acknowledged and then lost: let it wait again."""
+    path = _upload(workspace_id, file_id, "reopen")
+    return Call(method="POST", path=path, read=_reader(wire.Status))
+
+
+def upload(
+    workspace_id: WorkspaceId, parts: Sequence[Part], *, key: str, ttl_seconds: int | None
+) -> Call[wire.UploadAnswer]:
+    """Files for a workspace; the key makes a repetition harmless, and divides the parts."""
+    ends = len(PART_END) * len(parts) + len(closing(key))
+    length = sum(len(opening(key, part)) + part.size for part in parts) + ends
+    return Call(
+        method="POST",
+        path=f"/workspaces/{workspace_id}/chat/uploads",
+        query={"ttl_seconds": str(ttl_seconds)} if ttl_seconds else {},
+        headers={
+            "Content-Type": f"multipart/form-data; boundary={key}",
+            "Content-Length": str(length),
+            wire.IDEMPOTENCY_KEY: key,
+        },
+        read=_reader(wire.UploadAnswer),
+        repeatable=True,
+    )
+
+
+def opening(key: str, part: Part) -> bytes:
+    """
+    What stands before the bytes of a part.
+
+    Name and type are cleaned as the server would, so that nothing in them needs to be escaped.
+    """
+    name, kind = clean_name(part.name), clean_mimetype(part.mimetype) or UNKNOWN_TYPE
+    return (
+        f'--{key}\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n'
+        f"Content-Type: {kind}\r\n\r\n"
+    ).encode()
+
+
+def closing(key: str) -> bytes:
+    """What stands after the last part."""
+    return f"--{key}--\r\n".encode()
+
+
+def _upload(workspace_id: WorkspaceId, file_id: FileId, what: str) -> str:
+    return f"/workspaces/{workspace_id}/pending-uploads/{quote(str(file_id))}/{what}"
+
+
+def _posted(path: str, answer: type[T], sent: object, *, repeatable: bool = False) -> Call[T]:
+    return Call(
+        method="POST",
+        path=path,
+        headers={"Content-Type": "application/json"},
+        body=msgspec.json.encode(sent),
+        read=_reader(answer),
+        repeatable=repeatable,
+    )
+
+
+def _reader(answer: type[U]) -> Callable[[Reply], U]:
+    def read(reply: Reply) -> U:
+        refuse(reply)
+        return decoded(reply.body, answer)
+
+    return read
+
+
+def decoded(body: bytes | msgspec.Raw, answer: type[U]) -> U:
+    """What a server sent as JSON; raises AnswerInvalid."""
+    try:
+        return msgspec.json.decode(body, type=answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise AnswerInvalid(f"The server's answer cannot be understood: {error}.") from error
+
+
+def body_of(row: wire.ActivityRow) -> Any:
+    """What a row carries, which has not been looked at before; raises AnswerInvalid."""
+    return decoded(row.request_body, cast("type[Any]", Any))
+
+
+def _feed_page(reply: Reply) -> FeedPage:
+    refuse(reply)
+    rows = decoded(reply.body, list[wire.ActivityRow])
+    if not all(0 < row.seq <= _MAX_SEQ for row in rows):
+        raise AnswerInvalid("The server's feed has rows with impossible numbers.")
+    rows.sort(key=lambda row: row.seq)
+    highest = rows[-1].seq if rows else 0
+    return FeedPage(
+        rows,
+        lowest_seq=_number(reply, wire.LOWEST_SEQ, 1),
+        latest_seq=_number(reply, wire.LATEST_SEQ, highest),
+        acked_seq=_number(reply, wire.ACKED_SEQ, 0),
+    )
+
+
+def _number(reply: Reply, header: str, default: int) -> int:
+    text = reply.headers.get(header.lower(), "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else default
+
+
+def _extent(reply: Reply) -> Extent:
+    """Which bytes follow; raises AnswerInvalid if the head does not say, or contradicts itself."""
+    refuse(reply)
+    length = _number(reply, "Content-Length", -1)
+    start, size = 0, length
+    if reply.status == 206:
+        found = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", ""))
+        start, last, size = (int(number) for number in found.groups()) if found else (0, -1, -1)
+        length = -1 if last + 1 != size or length != size - start else length
+    if length < 0:
+        raise AnswerInvalid("The server does not say clearly how long the file is.")
+    return Extent(start, size, _digest(reply))
+
+
+def _digest(reply: Reply) -> bytes:
+    found = _SHA256.search(reply.headers.get("repr-digest", ""))
+    try:
+        digest = base64.b64decode(found.group(1), validate=True) if found else b""
+    except binascii.Error:
+        digest = b""
+    if len(digest) != 32:
+        raise AnswerInvalid("The server does not say what the file's SHA-256 is.")
+    return digest
+
+
+def refuse(reply: Reply) -> None:
+    """Raise what the server refused with, as the class of its code; return if it did not refuse."""
+    if reply.status in {200, 206}:
+        return
+    if 300 <= reply.status < 400:
+        elsewhere = printable(reply.headers.get("location", "nowhere"))
+        raise AnswerInvalid(
+            f"The server redirects to {elsewhere}; the token is not sent there. "
+            "If that is the right address, use it."
+        )
+    raise _refusal(reply)
+
+
+def _refusal(reply: Reply) -> RestanteError:
+    try:
+        said = msgspec.json.decode(reply.body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = {}
+    facts = {key: fact for key, fact in said.items() if isinstance(fact, str | int | float)}
+    code, sentence = str(facts.pop("code", "")), printable(str(facts.pop("error", "")))
+    facts["retry_after"] = _number(reply, "Retry-After", 0)
+    known = _BY_CODE.get(code)
+    if known and sentence:
+        return known(sentence, **facts)
+    sentence = sentence or f"The server answered with status {reply.status} and no reason."
+    return ServerRefused(sentence, **facts | {"status": reply.status, "refused_as": code})
+
+
+def printable(text: str, *, at_most: int = 500) -> str:
+    """What may be shown of a text that somebody else wrote."""
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    return shown if len(shown) <= at_most else shown[:at_most] + "…"
+
+
+def _by_code() -> dict[str, type[RestanteError]]:
+    found = (item for item in vars(errors).values() if isinstance(item, type))
+    classes = [c for c in found if issubclass(c, RestanteError) and c is not RestanteError]
+    return {error.code: error for error in classes}
+
+
+_BY_CODE = _by_code()

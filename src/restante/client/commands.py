@@ -1,0 +1,88 @@
+"""Runs the command that takes a file or a message."""
+
+import asyncio
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+
+from restante.errors import BadRequest, CommandFailed
+
+_LINE_BYTES = 4096
+_GRACE_SECONDS = 5
+
+Say = Callable[[str], None]
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command as a shell would split them; raises BadRequest."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise BadRequest(f"The command {command!r} cannot be understood: {error}.") from error
+    if not words:
+        raise BadRequest("The command is empty.")
+    return words
+
+
+async def run(
+    words: Sequence[str], say: Say, *, given: bytes = b"", facts: Mapping[str, str]
+) -> None:
+    """
+    Run a command to its end; raises CommandFailed unless it succeeds.
+
+    No shell is involved, so nothing in a name or a message can become a command.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **facts},
+        )
+    except OSError as error:
+        raise CommandFailed(f"{words[0]} cannot be run: {error.strerror or error}.") from error
+    try:
+        await asyncio.gather(_give(process, given), _relay(process, say))
+        status = await process.wait()
+    except BaseException:
+        await _end(process)
+        raise
+    if status:
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        raise CommandFailed(f"{words[0]} ended with {how}.", status=status)
+
+
+async def _give(process: asyncio.subprocess.Process, given: bytes) -> None:
+    assert process.stdin is not None  # noqa: S101 - it was asked for
+    try:
+        process.stdin.write(given)
+        await process.stdin.drain()
+        process.stdin.close()
+        await process.stdin.wait_closed()
+    except (BrokenPipeError, ConnectionResetError):
+        return  # a command may ignore what it is given
+
+
+async def _relay(process: asyncio.subprocess.Process, say: Say) -> None:
+    assert process.stdout is not None  # noqa: S101 - it was asked for
+    rest = b""
+    while piece := await process.stdout.read(_LINE_BYTES):
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) >= _LINE_BYTES:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            say(line.decode(errors="replace"))
+    if rest:
+        say(rest.decode(errors="replace"))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _GRACE_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

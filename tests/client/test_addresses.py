@@ -1,0 +1,146 @@
+"""Which addresses the clients take, how they get there, and when a token would be seen."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from yarl import URL
+
+from restante.client.addresses import is_exposed, is_here, proxy_for, server_url
+from restante.errors import BadRequest
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("http://127.0.0.1:8080/", "http://127.0.0.1:8080"),
+        ("  https://restante.example.org/  ", "https://restante.example.org"),
+        ("HTTPS://Restante.Example.ORG", "https://restante.example.org"),
+        ("https://example.org/behind/a/proxy/", "https://example.org/behind/a/proxy"),
+        ("localhost:8080", "http://localhost:8080"),
+        ("laptop_2.local", "http://laptop_2.local"),
+        ("[::1]:8080", "http://[::1]:8080"),
+        ("http://[::1]", "http://[::1]"),
+        ("http://bücher.example", "http://bücher.example"),
+    ],
+)
+def test_an_address_is_brought_to_one_form(given: str, url: str):
+    """A folder remembers its server by it."""
+    assert server_url(given) == url
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        " ",
+        "http://",
+        "http:///path",
+        "ftp://example.org",
+        "file:///etc/passwd",
+        "http://example.org:99999",
+        "http://example.org:port",
+        "http://example.org:0",
+        "http://[::1",
+        "http://[not-an-address]",
+        "http://a..b",
+        "http://" + "x" * 64,
+        "http://two words",
+        "http://back\\slash",
+        "http://nul\0",
+        "http://half\ud800",
+        "http://example.org/\x1b[2J",
+        "http://%41",
+        "http://a,b",
+    ],
+)
+def test_what_is_no_address_is_refused_with_itself(given: str):
+    """Before anything is registered or kept, and without a trace out of some library."""
+    with pytest.raises(BadRequest) as caught:
+        server_url(given)
+
+    assert repr(given) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "http://user@example.org",
+        "http://user:secret@example.org",
+        "http://example.org?token=secret",
+        "http://example.org/#secret",
+    ],
+)
+def test_what_an_address_should_not_carry_is_refused_and_not_repeated(given: str):
+    """Such things are passwords, and messages end up in logs."""
+    with pytest.raises(BadRequest) as caught:
+        server_url(given)
+
+    assert "secret" not in str(caught.value)
+
+
+@given(st.text() | st.text(max_size=30).map(lambda text: "http://" + text))
+@example("http://\u2100")
+@example("http://a:\u0661")
+def test_every_text_is_an_address_that_can_be_called_or_is_refused(text: str):
+    try:
+        url = server_url(text)
+    except BadRequest:
+        return
+
+    assert server_url(url) == url
+    assert URL(url + "/health").host
+
+
+@pytest.mark.parametrize(
+    ("url", "exposed"),
+    [
+        ("http://127.0.0.1:8080", False),
+        ("http://127.8.9.1", False),
+        ("http://[::1]:8080", False),
+        ("http://localhost", False),
+        ("https://example.org", False),
+        ("http://example.org", True),
+        ("http://10.0.0.1", True),
+        ("http://localhost.example.org", True),
+        ("http://0.0.0.0", True),
+    ],
+)
+def test_a_token_is_seen_on_the_way_unless_it_is_encrypted_or_stays_here(url: str, exposed: bool):
+    assert is_exposed(url) is exposed
+
+
+def test_here_is_this_machine_however_it_is_spoken_to():
+    assert is_here("https://127.0.0.1")
+    assert not is_here("https://example.org")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """One that names no proxy yet."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return monkeypatch
+
+
+def test_a_proxy_is_the_one_of_the_scheme(environment: pytest.MonkeyPatch):
+    """Laptops in companies reach the world in this way only."""
+    environment.setenv("http_proxy", "http://plain.invalid:3128")
+    environment.setenv("HTTPS_PROXY", "http://secret.invalid:3128")
+
+    assert proxy_for("http://example.org") == "http://plain.invalid:3128"
+    assert proxy_for("https://example.org:8443/x") == "http://secret.invalid:3128"
+
+
+def test_no_proxy_where_none_is_wanted(environment: pytest.MonkeyPatch):
+    environment.setenv("http_proxy", "http://plain.invalid:3128")
+    environment.setenv("no_proxy", "127.0.0.1,.local")
+
+    assert proxy_for("http://127.0.0.1:8080") is None
+    assert proxy_for("http://laptop.local:8080") is None
+    assert proxy_for("http://example.org") == "http://plain.invalid:3128"
+
+
+def test_no_proxy_where_none_is_named(environment: pytest.MonkeyPatch):
+    assert proxy_for("http://example.org") is None

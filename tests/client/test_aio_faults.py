@@ -1,0 +1,403 @@
+"""The asyncio client and servers that fail, lie, hang or never end."""
+
+import asyncio
+import gzip
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from callers import Caller, registered
+from impostors import Answering, Asked, Impostor, http, impostor, one_after_another, relay
+from sites import Site
+
+from restante.client import AsyncClient, Bytes, Cursor, aio, calls
+from restante.errors import (
+    AnswerInvalid,
+    BadRequest,
+    FileUnreadable,
+    NotAuthenticated,
+    NotReady,
+    RestanteError,
+    ServerRefused,
+    ServerUnreachable,
+    UploadGone,
+)
+from restante.ids import FileId
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("impatient")]
+
+TOKEN = "a-secret-token"
+FILE = FileId(uuid4())
+NOT_READY = http(503, {"error": "Not yet.", "code": "not_ready"})
+OK = http(200, {"status": "ok"})
+
+Use = Callable[[AsyncClient], Awaitable[Any]]
+
+
+@asynccontextmanager
+async def talking_to(answering: Answering) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
+    async with (
+        impostor(answering) as other,
+        AsyncClient(other.url, token=TOKEN, workspace_id=uuid4()) as client,
+    ):
+        yield other, client
+
+
+async def listed(client: AsyncClient) -> list[Any]:
+    return [upload async for upload in client.pending()]
+
+
+async def fetched(client: AsyncClient) -> None:
+    async with client.fetch(FILE):
+        pass
+
+
+async def sent(client: AsyncClient) -> None:
+    await client.send_files(client.workspace_id, [Bytes("a", b"x")])
+
+
+REPEATABLE: dict[str, tuple[Use, Any]] = {
+    "heartbeat": (lambda client: client.heartbeat(), {"status": "ok"}),
+    "feed": (lambda client: client.feed(Cursor(3)), []),
+    "acknowledge_feed": (lambda client: client.acknowledge_feed(3), {"acked_seq": 3}),
+    "pending": (listed, {"uploads": []}),
+    "acknowledge": (lambda client: client.acknowledge(FILE), {"acked": True}),
+    "send_files": (sent, {"files": []}),
+}
+ONCE: dict[str, Use] = {
+    "register": lambda client: client.register("laptop"),
+    "rename": lambda client: client.rename("laptop"),
+    "reopen": lambda client: client.reopen(FILE),
+    "send_message": lambda client: client.send_message(client.workspace_id, {"method": "x"}),
+}
+
+
+# Trying again
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+@pytest.mark.parametrize("failure", [None, NOT_READY, http(502, b"<html>")], ids=["cut", "", "502"])
+async def test_what_does_no_harm_is_tried_again(name: str, failure: bytes | None):
+    """A server that restarts is not noticed by those who ask it something."""
+    use, answer = REPEATABLE[name]
+
+    async with talking_to(one_after_another(failure, failure, failure, http(200, answer))) as (
+        other,
+        client,
+    ):
+        await use(client)
+
+    assert len(other.asked) == 4
+    assert len({(asked.method, asked.target, asked.body) for asked in other.asked}) == 1
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+async def test_it_is_given_up_after_a_few_tries(name: str):
+    async with talking_to(lambda _: NOT_READY) as (other, client):
+        with pytest.raises(NotReady, match="Not yet"):
+            await REPEATABLE[name][0](client)
+
+    assert len(other.asked) == 4
+
+
+@pytest.mark.parametrize("failure", [None, NOT_READY], ids=["cut", "not_ready"])
+@pytest.mark.parametrize("name", ONCE)
+async def test_what_could_happen_twice_is_sent_once(name: str, failure: bytes | None):
+    """Nobody knows whether the first one arrived."""
+    async with talking_to(lambda _: failure) as (other, client):
+        with pytest.raises(ServerUnreachable if failure is None else NotReady):
+            await ONCE[name](client)
+
+    assert len(other.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (http(401, {"error": "No.", "code": "not_authenticated"}), NotAuthenticated),
+        (http(404, {"error": "Gone.", "code": "upload_gone"}), UploadGone),
+        (http(418), ServerRefused),
+        (http(200, b"not json"), AnswerInvalid),
+        (http(200, {"status": 7}), AnswerInvalid),
+        (http(302, Location="http://127.0.0.1:1/"), AnswerInvalid),
+        (b"SSH-2.0-OpenSSH_9.7\r\n\r\n", AnswerInvalid),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", AnswerInvalid),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: x\x1b[2J\r\n\r\n{}", AnswerInvalid),
+    ],
+    ids=["401", "404", "418", "text", "shape", "redirect", "ssh", "two lengths", "no length"],
+)
+async def test_what_time_does_not_heal_is_not_tried_again(said: bytes, error: type[RestanteError]):
+    async with talking_to(lambda _: said) as (other, client):
+        with pytest.raises(error) as caught:
+            await client.heartbeat()
+
+    assert len(other.asked) == 1
+    assert str(caught.value).isprintable()
+
+
+async def test_nobody_there_is_said_with_the_reason():
+    async with talking_to(lambda _: OK) as (other, _):
+        pass
+
+    async with AsyncClient(other.url, workspace_id=uuid4()) as client:
+        with pytest.raises(ServerUnreachable) as caught:
+            await client.heartbeat()
+
+    assert str(caught.value) == f"{other.url} cannot be reached: Connection refused."
+
+
+async def test_silence_ends(monkeypatch: pytest.MonkeyPatch):
+    """A connection that a firewall forgot is otherwise waited on for ever."""
+    monkeypatch.setattr(aio, "_SILENCE_SECONDS", 0.05)
+    over = asyncio.Event()
+
+    async def silent(_: Asked) -> bytes:
+        await over.wait()
+        return OK
+
+    async with talking_to(silent) as (_, client):
+        with pytest.raises(ServerUnreachable, match="in time"):
+            await client.heartbeat()
+        over.set()
+
+
+async def test_waiting_is_no_silence(monkeypatch: pytest.MonkeyPatch):
+    """Who asks the server to wait waits as long, and for the answer on top of that."""
+    monkeypatch.setattr(aio, "_SILENCE_SECONDS", 0)
+
+    async with talking_to(lambda _: http(200, [])) as (_, client):
+        assert not (await client.feed(Cursor(), wait_seconds=30)).rows
+
+
+# A lost answer
+
+
+@pytest.fixture
+async def caller(shared_site: Site) -> Caller:
+    return await registered(shared_site)
+
+
+@asynccontextmanager
+async def losing_the_first_answer(caller: Caller) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
+    """A way to the server on which the first answer is lost."""
+    pass_on = relay(caller.site)
+    answers: list[bytes] = []
+
+    async def lose(asked: Asked) -> bytes | None:
+        answers.append(await pass_on(asked))
+        return None if len(answers) == 1 else answers[-1]
+
+    async with (
+        impostor(lose) as line,
+        AsyncClient(line.url, token=caller.token, workspace_id=UUID(caller.id)) as client,
+    ):
+        yield line, client
+
+
+async def test_files_whose_answer_was_lost_are_stored_once(caller: Caller):
+    """The key tells the server that it has them already."""
+    async with losing_the_first_answer(caller) as (line, client):
+        accepted = await client.send_files(client.workspace_id, [Bytes("a", b"x")])
+
+    keys = {asked.headers["Idempotency-Key"] for asked in line.asked}
+    (waiting,) = (await caller.waiting()).json["uploads"]
+    assert len(line.asked) == 2
+    assert len(keys) == 1
+    assert accepted[0].uri == waiting["uri"]
+
+
+async def test_two_sendings_of_the_same_file_are_two_files(caller: Caller):
+    async with AsyncClient(caller.site.url, token=caller.token) as client:
+        for _ in range(2):
+            await client.send_files(UUID(caller.id), [Bytes("a", b"x")])
+
+    assert len((await caller.waiting()).json["uploads"]) == 2
+
+
+async def test_a_message_whose_answer_was_lost_has_arrived_once(caller: Caller):
+    async with losing_the_first_answer(caller) as (_, client):
+        with pytest.raises(ServerUnreachable):
+            await client.send_message(client.workspace_id, {"method": "message/send"})
+
+    assert len(await caller.feed()) == 1
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("use", [fetched, sent, ONCE["register"]], ids=["get", "upload", "post"])
+async def test_a_token_does_not_follow_a_redirect(status: int, use: Use):
+    async with impostor(lambda _: OK) as elsewhere:
+        said = http(status, Location=elsewhere.url + "/")
+        async with talking_to(lambda _: said) as (_, client):
+            with pytest.raises(AnswerInvalid, match=elsewhere.url):
+                await use(client)
+
+    assert elsewhere.asked == []
+
+
+async def test_a_token_is_sent_as_it_is_and_cookies_are_not_kept():
+    async with talking_to(lambda _: http(200, {"status": "ok"}, Set_Cookie="a=b")) as (
+        other,
+        client,
+    ):
+        await client.heartbeat()
+        await client.heartbeat()
+
+    assert [asked.headers["Authorization"] for asked in other.asked] == [f"Bearer {TOKEN}"] * 2
+    assert all("Cookie" not in asked.headers for asked in other.asked)
+
+
+async def test_a_registration_does_not_carry_another_workspaces_token():
+    answer = {"status": "registered", "delivery_mode": "poll", "auth_token": "new"}
+
+    async with talking_to(lambda _: http(200, answer)) as (other, client):
+        await client.register("a")
+        await client.register("b", registration_token="way-in")
+
+    assert [asked.headers.get("Authorization") for asked in other.asked] == [None, "Bearer way-in"]
+
+
+async def test_a_registration_without_a_token_is_none():
+    async with talking_to(
+        lambda _: http(200, {"status": "registered", "delivery_mode": "poll"})
+    ) as (_, client):
+        before = client.workspace_id
+        with pytest.raises(AnswerInvalid, match="no token"):
+            await client.register("a")
+
+        assert client.workspace_id == before
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "a\r\nX-Evil: 1", "nul\0", "half\ud800"])
+async def test_a_token_that_is_none_is_not_sent(token: str):
+    """Often it was read from a file with the line's end."""
+    async with (
+        impostor(lambda _: OK) as other,
+        AsyncClient(other.url, token=token, workspace_id=uuid4()) as client,
+    ):
+        with pytest.raises(BadRequest, match="token"):
+            await client.heartbeat()
+
+    assert other.asked == []
+
+
+async def test_the_netrc_does_not_speak_in_the_tokens_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "netrc").write_text("default login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+    async with talking_to(lambda _: OK) as (other, client):
+        await client.heartbeat()
+
+    assert other.asked[0].headers["Authorization"] == f"Bearer {TOKEN}"
+
+
+async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch):
+    async with impostor(lambda _: OK) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        async with AsyncClient("http://restante.invalid:8080", workspace_id=uuid4()) as client:
+            await client.heartbeat()
+
+    assert proxy.asked[0].target == "http://restante.invalid:8080/registry/heartbeat"
+
+
+async def test_a_server_below_a_path_is_asked_there():
+    async with (
+        impostor(lambda _: OK) as other,
+        AsyncClient(other.url + "/behind/", workspace_id=uuid4()) as client,
+    ):
+        await client.heartbeat()
+
+    assert other.asked[0].target == "/behind/registry/heartbeat"
+
+
+# Answers without end
+
+
+async def endless(status: int, sent: list[int]) -> AsyncIterator[bytes]:
+    yield http(status, b"", Content_Length=None, Transfer_Encoding="chunked")
+    while True:
+        sent.append(4096)
+        yield b"1000\r\n" + b" " * 4096 + b"\r\n"
+
+
+@pytest.mark.parametrize("status", [200, 404, 503])
+@pytest.mark.parametrize("use", [listed, fetched], ids=["json", "refused content"])
+async def test_an_answer_without_end_is_broken_off(
+    monkeypatch: pytest.MonkeyPatch, status: int, use: Use
+):
+    monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 100_000)
+    sent: list[int] = []
+
+    async with talking_to(lambda _: endless(status, sent)) as (_, client):
+        with pytest.raises(AnswerInvalid):
+            await use(client)
+
+    assert sum(sent) < 20_000_000
+
+
+async def test_a_bomb_stays_packed():
+    """64 MiB of zeros in some kilobytes."""
+    bomb = gzip.compress(bytes(64 * 1024 * 1024))
+
+    async with talking_to(lambda _: http(200, bomb, Content_Encoding="gzip")) as (_, client):
+        tracemalloc.start()
+        with pytest.raises(AnswerInvalid):
+            await client.heartbeat()
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+    assert most < 8 * 1024 * 1024
+
+
+# Files that change while they are sent
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Path:
+    path = tmp_path / "big"
+    path.write_bytes(bytes(3_000_000))
+    return path
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(b"short")
+
+
+@pytest.mark.parametrize("change", [truncated, Path.unlink], ids=["shorter", "gone"])
+async def test_a_file_that_changes_while_it_is_sent_is_told(
+    caller: Caller, big: Path, tmp_path: Path, change: Callable[[Path], None]
+):
+    """Nothing of it is stored, and the server is not to blame."""
+    second = tmp_path / "second"
+    second.write_bytes(bytes(1_000_000))
+
+    def meanwhile(_: int) -> None:
+        if second.stat().st_size == 1_000_000:
+            change(second)
+
+    async with AsyncClient(caller.site.url, token=caller.token) as client:
+        with pytest.raises(FileUnreadable, match=str(second)):
+            await client.send_files(UUID(caller.id), [second, big, second], progress=meanwhile)
+
+    assert (await caller.waiting()).json["uploads"] == []
+
+
+async def test_a_file_that_grows_is_sent_as_it_was(caller: Caller, big: Path):
+    """A log, perhaps."""
+
+    def grow(_: int) -> None:
+        with big.open("ab") as file:
+            file.write(b"more")
+
+    async with AsyncClient(caller.site.url, token=caller.token) as client:
+        (accepted,) = await client.send_files(UUID(caller.id), [big], progress=grow)
+
+    assert accepted.size == 3_000_000

@@ -1,0 +1,387 @@
+"""Received files on disk: whole or not there, never over a file, never through a link."""
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from restante.client.calls import Credentials
+from restante.client.disk import Directory
+from restante.client.folder import HOME, OURS, UPLOADS, Folder, kept_credentials
+from restante.client.progress import State
+from restante.errors import FolderFull, FolderUnusable
+from restante.ids import FileId, WorkspaceId
+
+NAME = "0123-a.txt"
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """Something that must not be touched."""
+    path = tmp_path / "outside"
+    path.mkdir()
+    (path / "precious").write_bytes(b"precious")
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def directory(root: Path) -> Iterator[Directory]:
+    with Directory.open(root) as directory:
+        yield directory
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def receive(directory: Directory, content: bytes = b"hello", name: str = NAME) -> Path:
+    """A file on its whole way."""
+    with directory.partial("a.part") as partial:
+        partial.write(content)
+        partial.sync()
+    return directory.place("a.part", directory, name)
+
+
+def put(path: Path, content: bytes = b"mine") -> Path:
+    path.write_bytes(content)
+    return path
+
+
+# Placing
+
+
+def test_a_received_file_has_its_name_and_nothing_else_is_left(directory: Directory):
+    path = receive(directory)
+
+    assert path == directory.path / NAME
+    assert path.read_bytes() == b"hello"
+    assert directory.names() == [NAME]
+
+
+def test_only_its_owner_can_read_what_arrives(root: Path):
+    """Whatever the umask of whoever started us."""
+    before = os.umask(0)
+    try:
+        with Directory.open(root, "below", "further") as directory:
+            path = receive(directory)
+    finally:
+        os.umask(before)
+
+    assert mode_of(path) == 0o600
+    assert mode_of(root / "below") == 0o700
+    assert mode_of(root / "below" / "further") == 0o700
+
+
+def test_a_file_is_never_replaced(directory: Directory, root: Path):
+    mine = put(root / NAME)
+
+    with pytest.raises(FolderUnusable, match="File exists"):
+        receive(directory)
+
+    assert mine.read_bytes() == b"mine"
+    assert (root / "a.part").read_bytes() == b"hello"
+
+
+def test_a_link_is_never_written_through(directory: Directory, root: Path, outside: Path):
+    """Also not one that leads nowhere yet, for that would make a file elsewhere."""
+    (root / NAME).symlink_to(outside / "new")
+
+    with pytest.raises(FolderUnusable):
+        receive(directory)
+
+    assert not (outside / "new").exists()
+    assert (root / NAME).is_symlink()
+
+
+def test_a_partial_file_that_is_a_link_is_refused(directory: Directory, root: Path, outside: Path):
+    (root / "a.part").symlink_to(outside / "precious")
+
+    with pytest.raises(FolderUnusable):
+        directory.partial("a.part")
+
+    assert (outside / "precious").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory"])
+def test_a_partial_file_that_is_no_file_is_refused(directory: Directory, root: Path, kind: str):
+    """A pipe would swallow what we write, and keep us waiting."""
+    if kind == "pipe":
+        os.mkfifo(root / "a.part")
+    else:
+        (root / "a.part").mkdir()
+
+    with pytest.raises(FolderUnusable):
+        directory.partial("a.part")
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_a_filesystem_without_links_works_too(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    """FAT and some network mounts; Linux says EPERM."""
+    monkeypatch.setattr(os, "link", failing(number))
+
+    path = receive(directory)
+
+    assert path.read_bytes() == b"hello"
+    assert directory.names() == [NAME]
+
+
+def test_a_file_is_not_replaced_there_either(
+    directory: Directory, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    mine = put(root / NAME)
+    monkeypatch.setattr(os, "link", failing(errno.EPERM))
+
+    with pytest.raises(FolderUnusable):
+        receive(directory)
+
+    assert mine.read_bytes() == b"mine"
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_removing_twice_is_removing_once(directory: Directory, root: Path):
+    put(root / "a")
+
+    directory.remove("a")
+    directory.remove("a")
+
+    assert not directory.has("a")
+
+
+def test_a_link_to_nowhere_is_there(directory: Directory, root: Path):
+    """Else its name would be given to a file."""
+    (root / "a").symlink_to("nowhere")
+
+    assert directory.has("a")
+    directory.remove("a")
+    assert not directory.has("a")
+
+
+# Directories
+
+
+@pytest.mark.parametrize("linked", [HOME, f"{HOME}/{UPLOADS}", f"{HOME}/{OURS}"])
+def test_no_directory_below_the_folder_may_be_a_link(root: Path, outside: Path, linked: str):
+    """Files would appear somewhere else."""
+    (root / linked).parent.mkdir(parents=True)
+    (root / linked).symlink_to(outside, target_is_directory=True)
+
+    with pytest.raises(FolderUnusable, match=linked.rpartition("/")[2]):
+        Folder.open(root)
+
+    assert [path.name for path in outside.iterdir()] == ["precious"]
+
+
+def test_the_folder_itself_may_be_reached_through_a_link(tmp_path: Path, root: Path):
+    """Its owner chose it."""
+    root.mkdir()
+    (tmp_path / "link").symlink_to(root, target_is_directory=True)
+
+    with Folder.open(tmp_path / "link"):
+        assert (root / HOME / UPLOADS).is_dir()
+
+
+@pytest.mark.parametrize("below", [[], ["below"]])
+def test_a_file_in_the_place_of_a_directory_is_told(root: Path, below: list[str]):
+    root.joinpath(*below).parent.mkdir(exist_ok=True)
+    put(root.joinpath(*below))
+
+    with pytest.raises(FolderUnusable):
+        Directory.open(root, *below)
+
+
+def test_a_folder_that_cannot_be_opened_leaves_no_descriptors(root: Path, outside: Path):
+    """A program that tries again and again must not run out of them."""
+    (root / HOME).mkdir(parents=True)
+    (root / HOME / UPLOADS).symlink_to(outside)
+    before = descriptors()
+
+    for _ in range(5):
+        with pytest.raises(FolderUnusable):
+            Folder.open(root)
+
+    assert descriptors() == before
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# Partial files
+
+
+def test_an_interrupted_file_goes_on_where_it_was(directory: Directory):
+    with directory.partial("a.part") as partial:
+        partial.write(b"hello, ")
+
+    with directory.partial("a.part") as partial:
+        assert partial.size == 7
+        partial.cut(7)
+        partial.write(b"world")
+        assert partial.sha256 == hashlib.sha256(b"hello, world").digest()
+
+    assert (directory.path / "a.part").read_bytes() == b"hello, world"
+
+
+def test_cutting_forgets_what_was_cut_off(directory: Directory):
+    with directory.partial("a.part") as partial:
+        partial.write(b"hello, moon")
+        partial.cut(5)
+        partial.write(b"!")
+
+        assert partial.size == 6
+        assert partial.sha256 == hashlib.sha256(b"hello!").digest()
+
+    assert (directory.path / "a.part").read_bytes() == b"hello!"
+
+
+def test_the_hash_is_of_what_is_on_the_disk(directory: Directory):
+    """Not of what an earlier run meant to write."""
+    put(directory.path / "a.part")
+
+    with directory.partial("a.part") as partial:
+        partial.cut(partial.size)
+
+        assert partial.sha256 == hashlib.sha256(b"mine").digest()
+
+
+# A full disk
+
+
+def test_a_full_disk_is_told_apart_and_what_fitted_stays(small_disk: Path):
+    """It goes on when there is room again."""
+    kib_200 = b"x" * 200 * 1024
+    with Directory.open(small_disk) as directory, directory.partial("a.part") as partial:
+        filler = put(small_disk / "filler", kib_200)
+        with pytest.raises(FolderFull, match="free some space"):
+            partial.write(kib_200)
+
+        filler.unlink()
+        partial.cut(partial.size)
+        partial.write(kib_200)
+
+        assert partial.sha256 == hashlib.sha256(kib_200).digest()
+        assert (small_disk / "a.part").read_bytes() == kib_200
+
+
+# The folder of a workspace
+
+
+@pytest.fixture
+def folder(root: Path) -> Iterator[Folder]:
+    with Folder.open(root) as folder:
+        yield folder
+
+
+def arrived(folder: Folder, name: str = "a.txt") -> tuple[FileId, str]:
+    """A file that is whole and has had its name chosen."""
+    file_id = FileId(uuid4())
+    with folder.arriving(file_id) as partial:
+        partial.write(b"hello")
+    return file_id, folder.intend(file_id, name)
+
+
+def partials(folder: Folder) -> list[str]:
+    return [path.name for path in (folder.root / HOME / OURS / "arriving").iterdir()]
+
+
+def test_names_begin_with_digits_that_nobody_can_guess(folder: Folder):
+    _, name = arrived(folder)
+
+    digits, _, rest = name.partition("-")
+    assert len(digits) == 32
+    assert int(digits, 16)
+    assert rest == "a.txt"
+
+
+def test_a_file_that_was_placed_twice_is_there_once(folder: Folder):
+    """After a crash between the two names, both are there."""
+    file_id, name = arrived(folder)
+    arriving = folder.root / HOME / OURS / "arriving" / f"{file_id}.part"
+    os.link(arriving, folder.uploads.path / name)
+
+    path = folder.place(file_id, name)
+
+    assert folder.uploads.names() == [name]
+    assert path.read_bytes() == b"hello"
+    assert path.stat().st_nlink == 1
+    assert partials(folder) == []
+
+
+def test_a_file_that_was_placed_and_taken_away_does_not_come_again(folder: Folder):
+    """Its owner has moved it; a second one would be a surprise."""
+    file_id, name = arrived(folder)
+    folder.place(file_id, name).unlink()
+
+    folder.place(file_id, name)
+
+    assert folder.uploads.names() == []
+
+
+def test_what_no_longer_waits_is_forgotten(folder: Folder, root: Path):
+    kept, _ = arrived(folder)
+    arrived(folder)
+    put(root / HOME / OURS / "arriving" / "junk")
+
+    folder.forget_arriving(keep={kept})
+
+    assert partials(folder) == [f"{kept}.part"]
+
+
+def test_a_file_has_a_uri_once_it_is_there(folder: Folder):
+    """Messages may come before the file they name has its name."""
+    file_id, name = arrived(folder)
+    assert folder.uri_of(file_id) is None
+
+    path = folder.place(file_id, name)
+    assert folder.uri_of(file_id) == f"workspace:{path}"
+
+    path.unlink()
+    folder.progress.note(file_id, name, State.ACKED)
+    assert folder.uri_of(file_id) == f"workspace:{path}"
+    assert folder.uri_of(FileId(uuid4())) is None
+
+
+def test_credentials_are_kept_for_their_owner_only(folder: Folder, root: Path):
+    first, second = (
+        Credentials("http://127.0.0.1:8080", WorkspaceId(uuid4()), token) for token in "ab"
+    )
+
+    folder.keep(first)
+    folder.keep(second)
+
+    path = root / HOME / OURS / "credentials.json"
+    assert kept_credentials(root) == second
+    assert mode_of(path) == 0o600
+    assert mode_of(path.parent) == 0o700
+
+
+def test_a_folder_without_credentials_has_none(root: Path):
+    assert kept_credentials(root) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"url": "\xff"}', b"[" * 99_999])
+def test_damaged_credentials_are_a_sentence(folder: Folder, root: Path, content: bytes):
+    path = put(root / HOME / OURS / "credentials.json", content)
+
+    with pytest.raises(FolderUnusable) as caught:
+        kept_credentials(root)
+
+    assert str(path) in str(caught.value)

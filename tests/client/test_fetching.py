@@ -1,0 +1,314 @@
+"""Downloads that go on where they were cut off, and files that are not what was announced."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from callers import Caller, Part, pattern, registered
+from impostors import Answering, Asked, Impostor, http, impostor, one_after_another, relay
+from sites import Site
+
+from restante.client import AsyncClient
+from restante.client.calls import Extent
+from restante.client.disk import Directory, Partial
+from restante.client.fetching import Fetch, WaitingFile, check_size, fetch_whole
+from restante.client.sending import unheard
+from restante.errors import (
+    AnswerInvalid,
+    FileCorrupt,
+    FileTooLarge,
+    RestanteError,
+    ServerUnreachable,
+    UploadGone,
+)
+from restante.ids import FileId
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("impatient")]
+
+CONTENT = pattern(300_000)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Directory]:
+    with Directory.open(tmp_path / "received") as directory:
+        yield directory
+
+
+@pytest.fixture
+def partial(directory: Directory) -> Iterator[Partial]:
+    with directory.partial("a.part") as partial:
+        yield partial
+
+
+@pytest.fixture
+async def caller(shared_site: Site) -> Caller:
+    return await registered(shared_site)
+
+
+def content_of(partial: Partial) -> bytes:
+    return partial.path.read_bytes()
+
+
+def filled(partial: Partial, content: bytes) -> Partial:
+    """What an earlier run has left."""
+    partial.write(content)
+    return partial
+
+
+async def staged(caller: Caller, content: bytes = CONTENT) -> WaitingFile:
+    (file_id,) = await caller.staged(Part(content, name="a.bin"))
+    return WaitingFile(FileId(UUID(file_id)), "a.bin", "", len(content))
+
+
+@asynccontextmanager
+async def client_of(caller: Caller, url: str) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(url, token=caller.token, workspace_id=UUID(caller.id)) as client:
+        yield client
+
+
+async def fetched(caller: Caller, file: WaitingFile, partial: Partial, **relayed: Any) -> Impostor:
+    """Fetch through somebody who listens."""
+    through = impostor(relay(caller.site, **relayed))
+    async with through as heard, client_of(caller, heard.url) as client:
+        await fetch_whole(client, file, partial, unheard)
+    return heard
+
+
+def ranges(heard: Impostor) -> list[str | None]:
+    return [asked.headers.get("Range") for asked in heard.asked]
+
+
+# With a real server behind
+
+
+async def test_a_file_comes_whole_and_its_progress_is_told(caller: Caller, partial: Partial):
+    file = await staged(caller)
+    told: list[int] = []
+
+    async with client_of(caller, caller.site.url) as client:
+        await fetch_whole(client, file, partial, told.append)
+
+    assert content_of(partial) == CONTENT
+    assert told == sorted(told)
+    assert told[-1] == len(CONTENT)
+
+
+@pytest.mark.parametrize("had", [1, 100_000, len(CONTENT) - 1])
+async def test_only_the_rest_is_fetched(caller: Caller, partial: Partial, had: int):
+    """On a slow line, the minutes before the interruption are not lost."""
+    file = await staged(caller)
+    filled(partial, CONTENT[:had])
+
+    heard = await fetched(caller, file, partial)
+
+    assert ranges(heard) == [f"bytes={had}-"]
+    assert content_of(partial) == CONTENT
+
+
+async def test_a_whole_file_that_a_crash_left_is_checked_with_its_last_byte(
+    caller: Caller, partial: Partial
+):
+    """The answer to any part tells the hash of the whole."""
+    file = await staged(caller)
+    filled(partial, CONTENT)
+
+    heard = await fetched(caller, file, partial)
+
+    assert ranges(heard) == [f"bytes={len(CONTENT) - 1}-"]
+    assert content_of(partial) == CONTENT
+
+
+async def test_what_is_too_much_is_cut_off(caller: Caller, partial: Partial):
+    file = await staged(caller)
+    filled(partial, CONTENT + b"and more")
+
+    await fetched(caller, file, partial)
+
+    assert content_of(partial) == CONTENT
+
+
+async def test_a_server_that_knows_no_ranges_sends_all_again(caller: Caller, partial: Partial):
+    file = await staged(caller)
+    filled(partial, CONTENT[:100_000])
+
+    await fetched(caller, file, partial, without=["Range"])
+
+    assert content_of(partial) == CONTENT
+
+
+@pytest.mark.parametrize("at", [0, 50_000, 99_999])
+async def test_a_damaged_beginning_is_found_out_and_thrown_away(
+    caller: Caller, partial: Partial, at: int
+):
+    """A disk that lies after a power cut; the next try fetches everything."""
+    file = await staged(caller)
+    damaged = bytearray(CONTENT[:100_000])
+    damaged[at] ^= 1
+    filled(partial, bytes(damaged))
+
+    with pytest.raises(FileCorrupt):
+        await fetched(caller, file, partial)
+
+    assert content_of(partial) == b""
+    heard = await fetched(caller, file, partial)
+    assert ranges(heard) == [None]
+    assert content_of(partial) == CONTENT
+
+
+async def test_a_file_of_one_byte(caller: Caller, partial: Partial):
+    file = await staged(caller, b"x")
+
+    await fetched(caller, file, partial)
+
+    assert content_of(partial) == b"x"
+
+
+async def test_an_acknowledged_file_is_gone(caller: Caller, partial: Partial):
+    file = await staged(caller)
+    await caller.ack(str(file.file_id))
+
+    with pytest.raises(UploadGone):
+        await fetched(caller, file, partial)
+
+
+async def test_a_body_that_breaks_off_is_gone_on_with(caller: Caller, partial: Partial):
+    """Even often, as long as something comes each time: bad lines are like that."""
+    file = await staged(caller)
+    pass_on = relay(caller.site)
+    came = asyncio.Event()
+
+    async def breaking_off(asked: Asked) -> AsyncIterator[bytes]:
+        head, _, body = (await pass_on(asked)).partition(b"\r\n\r\n")
+        yield head + b"\r\n\r\n" + body[:40_000]
+        while partial.size < file.size - len(body[40_000:]):
+            came.clear()
+            await came.wait()
+
+    async with impostor(breaking_off) as heard, client_of(caller, heard.url) as client:
+        await fetch_whole(client, file, partial, lambda _: came.set())
+
+    assert ranges(heard) == [None, *(f"bytes={n * 40_000}-" for n in range(1, 8))]
+    assert content_of(partial) == CONTENT
+
+
+# With servers that lie
+
+SHORT = WaitingFile(FileId(uuid4()), "a.bin", "", 10)
+DIGITS = b"0123456789"
+
+
+def digest(content: bytes) -> str:
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
+
+
+async def refused(said: bytes, partial: Partial) -> tuple[RestanteError, int]:
+    """What is raised, and after how many requests."""
+    async with talking_to(lambda _: said) as (liar, client):
+        with pytest.raises(RestanteError) as caught:
+            await fetch_whole(client, SHORT, partial, unheard)
+    return caught.value, len(liar.asked)
+
+
+@asynccontextmanager
+async def talking_to(answering: Answering) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
+    async with (
+        impostor(answering) as liar,
+        AsyncClient(liar.url, token="t", workspace_id=uuid4()) as client,
+    ):
+        yield liar, client
+
+
+@pytest.mark.parametrize("content", [DIGITS + b"x", DIGITS[:-1], b""])
+async def test_a_file_of_another_size_than_announced_is_refused(partial: Partial, content: bytes):
+    """Before a byte is written: the announcement is what the cap was held against."""
+    filled(partial, b"012")
+
+    error, asked = await refused(http(200, content, Repr_Digest=digest(content)), partial)
+
+    assert isinstance(error, AnswerInvalid)
+    assert asked == 1
+    assert content_of(partial) == b"012"
+
+
+async def test_a_file_with_another_hash_is_refused_and_nothing_of_it_kept(partial: Partial):
+    error, asked = await refused(http(200, DIGITS, Repr_Digest=digest(b"other")), partial)
+
+    assert isinstance(error, FileCorrupt)
+    assert asked == 1
+    assert content_of(partial) == b""
+
+
+async def test_another_part_than_was_asked_for_is_refused(partial: Partial):
+    filled(partial, b"012")
+    said = http(206, b"56789", Content_Range="bytes 5-9/10", Repr_Digest=digest(DIGITS))
+
+    error, _ = await refused(said, partial)
+
+    assert isinstance(error, AnswerInvalid)
+    assert content_of(partial) == b"012"
+
+
+async def test_a_server_that_sends_nothing_is_given_up_and_what_came_is_kept(partial: Partial):
+    filled(partial, b"012")
+    head = http(206, b"", Content_Length="7", Content_Range="bytes 3-9/10")
+    said = head.replace(b"\r\n\r\n", f"\r\nRepr-Digest: {digest(DIGITS)}\r\n\r\n".encode())
+
+    error, asked = await refused(said, partial)
+
+    assert isinstance(error, ServerUnreachable)
+    assert asked == 4
+    assert content_of(partial) == b"012"
+
+
+async def test_a_server_that_is_away_for_a_moment_is_waited_for(partial: Partial):
+    said = http(200, DIGITS, Repr_Digest=digest(DIGITS))
+
+    async with talking_to(one_after_another(None, http(503), None, said)) as (_, client):
+        await fetch_whole(client, SHORT, partial, unheard)
+
+    assert content_of(partial) == DIGITS
+
+
+async def test_a_packed_body_is_not_unpacked(partial: Partial):
+    """It would be the one way to send more than was announced."""
+    said = http(200, DIGITS, Repr_Digest=digest(DIGITS), Content_Encoding="gzip")
+
+    async with talking_to(lambda _: said) as (packer, client):
+        await fetch_whole(client, SHORT, partial, unheard)
+
+    assert content_of(partial) == DIGITS
+    assert packer.asked[0].headers["Accept-Encoding"] == "identity"
+
+
+class Endless:
+    """A source that sends more than it announced; HTTP would not let it."""
+
+    @asynccontextmanager
+    async def fetch(self, file_id: FileId, start: int = 0) -> AsyncIterator[Fetch]:
+        async def pieces() -> AsyncIterator[bytes]:
+            while True:
+                yield b"0123"
+
+        yield Fetch(Extent(0, 10, hashlib.sha256(DIGITS).digest()), pieces())
+
+
+async def test_more_bytes_than_announced_are_refused_at_once(partial: Partial):
+    with pytest.raises(AnswerInvalid, match="longer"):
+        await fetch_whole(Endless(), SHORT, partial, unheard)
+
+    assert content_of(partial) == b""
+
+
+def test_what_is_larger_than_we_take_is_refused_before_it_is_asked_for():
+    check_size(SHORT, max_bytes=10)
+
+    with pytest.raises(FileTooLarge) as caught:
+        check_size(SHORT, max_bytes=9)
+
+    assert caught.value.facts == {"filename": "a.bin", "size": 10, "max": 9}

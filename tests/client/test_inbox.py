@@ -1,0 +1,320 @@
+"""The feed as a program follows it: in order, again if it was not dealt with, and only then."""
+
+import asyncio
+import re
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+from callers import Caller, Part, pattern, registered
+from sites import Site
+
+from restante import wire
+from restante.client import AsyncClient, Cursor, FileItem, Item, MessageItem, calls
+from restante.client.calls import Reply
+from restante.client.poller import announced
+from restante.errors import FileTooLarge, UploadGone
+from restante.ids import WorkspaceId
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def caller(shared_site: Site) -> Caller:
+    return await registered(shared_site)
+
+
+@pytest.fixture
+async def client(caller: Caller) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(
+        caller.site.url, token=caller.token, workspace_id=UUID(caller.id)
+    ) as client:
+        yield client
+
+
+async def write(caller: Caller, text: str) -> None:
+    """A message to oneself."""
+    body = {"jsonrpc": "2.0", "method": "message/send", "params": {"text": text}}
+    answer = await caller.message(body, to=caller)
+    assert answer.status == 200
+
+
+async def taken(client: AsyncClient, cursor: Cursor | None = None) -> list[Item]:
+    return [item async for item in client.inbox(cursor, once=True)]
+
+
+async def seqs(client: AsyncClient, cursor: Cursor | None = None) -> list[int]:
+    return [item.seq for item in await taken(client, cursor)]
+
+
+# What comes
+
+
+async def test_files_and_messages_come_in_their_order(client: AsyncClient, caller: Caller):
+    await caller.staged(Part(b"12345", name="a b.txt"))
+    await write(caller, "hello")
+    await caller.staged(Part(name="c"))
+
+    first, second, third = await taken(client)
+
+    assert isinstance(first, FileItem)
+    assert isinstance(second, MessageItem)
+    assert isinstance(third, FileItem)
+    assert (first.name, first.file.size, first.seq, first.is_file) == ("a_b.txt", 5, 1, True)
+    assert (second.method, second.seq, second.is_file) == ("message/send", 2, False)
+    assert second.body["params"] == {"text": "hello"}
+
+
+async def test_more_than_a_page_comes_whole(client: AsyncClient, caller: Caller):
+    for _ in range(2):
+        await caller.staged(*[Part(b"x")] * 60)
+
+    assert await seqs(client) == list(range(1, 121))
+
+
+async def test_a_file_is_saved_whole_under_a_name_of_its_own(
+    client: AsyncClient, caller: Caller, tmp_path: Path
+):
+    await caller.staged(Part(pattern(300_000), name="../a b.txt"))
+    (item,) = await taken(client)
+    assert isinstance(item, FileItem)
+    told: list[int] = []
+
+    paths = [await item.save(tmp_path / "in" / "box", progress=told.append) for _ in range(2)]
+
+    assert sorted(paths) == sorted((tmp_path / "in" / "box").iterdir())
+    for path in paths:
+        assert re.fullmatch(r"[0-9a-f]{32}-a_b\.txt", path.name)
+        assert path.read_bytes() == pattern(300_000)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert told[-1] == 300_000
+
+
+async def test_an_interrupted_save_goes_on_where_it_stopped(
+    client: AsyncClient, caller: Caller, tmp_path: Path
+):
+    await caller.staged(Part(pattern(300_000)))
+    (item,) = await taken(client)
+    assert isinstance(item, FileItem)
+    (tmp_path / f".{item.file.file_id}.part").write_bytes(pattern(300_000)[:200_000])
+    told: list[int] = []
+
+    path = await item.save(tmp_path, progress=told.append)
+
+    assert told[0] > 200_000
+    assert path.read_bytes() == pattern(300_000)
+    assert sorted(path.parent.iterdir()) == [path]
+
+
+async def test_an_acknowledged_file_waits_no_more(
+    client: AsyncClient, caller: Caller, tmp_path: Path
+):
+    await caller.staged()
+    (item,) = await taken(client)
+    assert isinstance(item, FileItem)
+
+    await item.ack()
+
+    assert [upload async for upload in client.pending()] == []
+    with pytest.raises(UploadGone):
+        await item.save(tmp_path)
+
+
+async def test_a_file_larger_than_wanted_is_not_fetched(
+    client: AsyncClient, caller: Caller, tmp_path: Path
+):
+    await caller.staged(Part(b"12345"))
+    (item,) = await taken(client)
+    assert isinstance(item, FileItem)
+
+    with pytest.raises(FileTooLarge):
+        await item.save(tmp_path / "in", max_bytes=4)
+
+    assert not (tmp_path / "in").exists()
+
+
+# Where it begins and ends
+
+
+async def test_what_was_not_dealt_with_comes_again(client: AsyncClient, caller: Caller):
+    """A program that crashes over an item sees it the next time."""
+    await caller.staged(Part(), Part())
+
+    async for item in client.inbox():
+        assert item.seq == 1
+        break
+
+    assert await seqs(client) == [1, 2]
+
+
+async def test_what_was_dealt_with_does_not(client: AsyncClient, caller: Caller):
+    await caller.staged(Part(), Part())
+
+    assert await seqs(client) == [1, 2]
+
+    assert (await client.feed()).acked_seq == 2
+    assert await seqs(client) == []
+
+
+async def test_a_new_inbox_begins_at_the_mark(client: AsyncClient, caller: Caller):
+    await caller.staged(*[Part()] * 3)
+    await client.acknowledge_feed(2)
+
+    assert await seqs(client) == [3]
+
+
+async def test_a_message_can_move_the_mark_itself(client: AsyncClient, caller: Caller):
+    await write(caller, "one")
+    await write(caller, "two")
+
+    async for item in client.inbox():
+        await item.ack()
+        break
+
+    assert (await client.feed()).acked_seq == 1
+
+
+async def test_a_cursor_of_ones_own_counts_more_than_the_mark(client: AsyncClient, caller: Caller):
+    await caller.staged(*[Part()] * 4)
+    await client.acknowledge_feed(4)
+    inbox = client.inbox(Cursor(1), once=True)
+
+    got = [item async for item in inbox]
+
+    assert [item.seq for item in got] == [2, 3, 4]
+    assert inbox.cursor == Cursor(4, got[-1].row.id)  # pyright: ignore[reportArgumentType]
+    assert inbox.missed == 0
+
+
+async def test_reading_begins_no_mark_before_something_was_dealt_with(
+    client: AsyncClient, caller: Caller
+):
+    """A cursor that somebody else gave is their word, not ours."""
+    await caller.staged()
+
+    assert await seqs(client, Cursor(1)) == []
+
+    assert (await client.feed()).acked_seq == 0
+
+
+async def test_once_ends_where_the_feed_ended_when_it_began(client: AsyncClient, caller: Caller):
+    """A sender that is faster than the reader must not keep it for ever."""
+    assert await seqs(client) == []
+    await caller.staged(Part(), Part())
+
+    got: list[int] = []
+    async for item in client.inbox(once=True):
+        got.append(item.seq)
+        await caller.staged()
+
+    assert got == [1, 2]
+
+
+async def test_an_inbox_waits_for_what_is_to_come(client: AsyncClient, caller: Caller):
+    items = aiter(client.inbox())
+    waiting = asyncio.ensure_future(anext(items))
+
+    await caller.staged(Part(name="late"))
+
+    item = await asyncio.wait_for(waiting, 10)
+    assert isinstance(item, FileItem)
+    assert item.name == "late"
+
+
+async def test_items_that_are_not_consumed_come_again_from_the_same_inbox(
+    client: AsyncClient, caller: Caller
+):
+    """For those who take pages: a failure in the middle loses nothing."""
+    await caller.staged(*[Part()] * 3)
+    inbox = client.inbox()
+
+    first = await inbox.page()
+    inbox.consumed(first[0])
+    second = await inbox.page()
+
+    assert [item.seq for item in first] == [1, 2, 3]
+    assert [item.seq for item in second] == [2, 3]
+
+
+# What a row announces
+
+
+def row(body: Any, method: str = "chat_upload_receive") -> wire.ActivityRow:
+    fields: dict[str, Any] = {
+        "id": str(uuid4()),
+        "workspace_id": str(uuid4()),
+        "activity_type": "a2a_receive",
+        "source_id": None,
+        "target_id": None,
+        "method": method,
+        "summary": None,
+        "request_body": body,
+        "response_body": None,
+        "duration_ms": None,
+        "status": "ok",
+        "error_detail": None,
+        "created_at": "2026-01-02T03:04:05Z",
+        "seq": 1,
+    }
+    call = calls.feed(WorkspaceId(uuid4()), None, limit=1)
+    return call.read(Reply(200, {}, msgspec.json.encode([fields]))).rows[0]
+
+
+FILE = {"file_id": str(uuid4()), "name": "a.txt", "size": 3, "mimeType": "text/plain"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cleaned"),
+    [
+        ("../../.ssh/authorized_keys", "authorized_keys"),
+        ("/etc/passwd", "passwd"),
+        ("..", "file"),
+        ("", "file"),
+        ("a\0b\nc", "a_b_c"),
+        ("x" * 500, "x" * 100),
+        ("\u202egnp.exe", "_gnp.exe"),
+    ],
+)
+def test_a_name_that_a_server_invents_stays_in_the_folder(name: str, cleaned: str):
+    file = announced(row(FILE | {"name": name}))
+
+    assert file is not None
+    assert file.name == cleaned
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        [],
+        "text",
+        {},
+        FILE | {"file_id": "../../x"},
+        FILE | {"file_id": None},
+        FILE | {"name": 7},
+        FILE | {"size": -1},
+        FILE | {"size": "3"},
+        FILE | {"size": 1.5},
+        {key: FILE[key] for key in ("file_id", "name")},
+        msgspec.Raw(b'{"file_id": "\xff"}'),
+    ],
+    ids=str,
+)
+def test_a_row_that_announces_nothing_sensible_is_a_message(body: Any):
+    """It is shown, and does not stop the feed."""
+    assert announced(row(body)) is None
+
+
+def test_an_announcement_without_a_type_is_one():
+    file = announced(row({key: FILE[key] for key in ("file_id", "name", "size")}))
+
+    assert file is not None
+    assert file.mimetype == ""
+
+
+def test_a_message_that_looks_like_a_file_is_a_message():
+    assert announced(row(FILE, method="message/send")) is None

@@ -1,0 +1,283 @@
+"""Feeds that were trimmed, reset or are lied about, and networks that come and go."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from callers import ADMIN, Caller, Part, ask, registered
+from impostors import Answering, Asked, Impostor, Said, http, impostor
+from sites import Site
+from sweeps import make_old_feed
+
+from restante.client import AsyncClient, Cursor, Inbox, poller
+from restante.errors import AnswerInvalid, NotAuthenticated
+from restante.ids import ActivityId
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("impatient")]
+
+
+async def all_of(inbox: Inbox) -> list[int]:
+    return [item.seq async for item in inbox]
+
+
+# A real feed that was trimmed
+
+
+@pytest.fixture
+async def caller(site: Site) -> Caller:
+    return await registered(site)
+
+
+@pytest.fixture
+async def client(caller: Caller) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(
+        caller.site.url, token=caller.token, workspace_id=UUID(caller.id)
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def ids(caller: Caller, connections: Any) -> list[ActivityId]:
+    """Five rows, of which a sweep has deleted the first three; what their ids were."""
+    await caller.staged(*[Part()] * 5)
+    connection = await connections()
+    await make_old_feed(connection, UUID(caller.id), days=120, up_to=3)
+    rows = [ActivityId(UUID(row["id"])) for row in reversed(await caller.feed())]
+    swept = await ask(caller.site, "POST", "/admin/retention/sweep", headers=ADMIN)
+    assert swept.status == 200
+    assert [row["seq"] for row in await caller.feed()] == [5, 4]
+    return rows
+
+
+async def test_a_reader_that_was_away_too_long_goes_on_and_knows_what_it_missed(
+    client: AsyncClient, ids: list[ActivityId]
+):
+    """Its own row is gone; what is left comes, and nothing is stepped over in silence."""
+    read: dict[Cursor, tuple[list[int], int]] = {}
+    for cursor in (Cursor(1), *(Cursor(at, ids[at - 1]) for at in (1, 2, 3, 4))):
+        inbox = client.inbox(cursor, once=True)
+        read[cursor] = await all_of(inbox), inbox.missed
+
+    assert read == {
+        Cursor(1): ([4, 5], 2),
+        Cursor(1, ids[0]): ([4, 5], 2),
+        Cursor(2, ids[1]): ([4, 5], 1),
+        Cursor(3, ids[2]): ([4, 5], 0),
+        Cursor(4, ids[3]): ([5], 0),
+    }
+
+
+@pytest.mark.parametrize(("acked", "missed"), [(0, 3), (2, 1)])
+async def test_a_reader_without_a_cursor_knows_it_too(
+    client: AsyncClient, ids: list[ActivityId], acked: int, missed: int
+):
+    """What lies between its mark and the rest was never dealt with."""
+    await client.acknowledge_feed(acked)
+    inbox = client.inbox(once=True)
+
+    assert await all_of(inbox) == [4, 5]
+    assert inbox.missed == missed
+
+
+async def test_a_feed_that_was_set_back_is_read_anew(
+    client: AsyncClient, caller: Caller, connections: Any
+):
+    """The server was restored from a backup: rows that we know are to come again, and others."""
+    await caller.staged(*[Part()] * 5)
+    newest = (await caller.feed())[0]
+    connection = await connections()
+    await connection.execute("delete from feed where seq > 2")
+    await connection.execute("update feeds set last_seq = 2")
+    inbox = client.inbox(Cursor(5, ActivityId(UUID(newest["id"]))), once=True)
+
+    assert await all_of(inbox) == [1, 2]
+    assert inbox.missed == 0
+    assert inbox.cursor is not None
+    assert inbox.cursor.seq == 2
+
+
+async def test_the_row_of_another_feed_is_no_place_in_this_one(client: AsyncClient, caller: Caller):
+    await caller.staged(*[Part()] * 3)
+    inbox = client.inbox(Cursor(2, ActivityId(uuid4())), once=True)
+
+    assert await all_of(inbox) == [3]
+
+
+# Servers that lie about theirs
+
+
+def row(seq: int) -> dict[str, Any]:
+    return {
+        "id": str(UUID(int=seq)),
+        "workspace_id": str(uuid4()),
+        "activity_type": "a2a_receive",
+        "source_id": None,
+        "target_id": None,
+        "method": "message/send",
+        "summary": None,
+        "request_body": {},
+        "response_body": None,
+        "duration_ms": None,
+        "status": "ok",
+        "error_detail": None,
+        "created_at": "2026-01-02T03:04:05Z",
+        "seq": seq,
+    }
+
+
+@asynccontextmanager
+async def following(answering: Answering) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
+    async with (
+        impostor(answering) as other,
+        AsyncClient(other.url, token="t", workspace_id=uuid4()) as client,
+    ):
+        yield other, client
+
+
+def serving(*rows: int, acked: int = 0) -> Callable[[Asked], bytes]:
+    """A feed with these rows, as a server of ours has it."""
+
+    def answer(asked: Asked) -> bytes:
+        if asked.method == "POST":
+            return http(200, {"acked_seq": 0})
+        after = asked.query.get("since_seq", "0") if "since_id" not in asked.query else None
+        seq = UUID(asked.query["since_id"]).int if after is None else int(after)
+        found = [row(number) for number in rows if number > seq]
+        marks = {"Latest": max(rows, default=0), "Lowest": 1, "Acked": acked}
+        headers = {f"X-Restante-{name}-Seq": str(mark) for name, mark in marks.items()}
+        return http(200, found, **headers)
+
+    return answer
+
+
+async def test_a_server_that_repeats_old_rows_is_refused():
+    """It would be read for ever."""
+    async with following(lambda _: http(200, [row(1), row(2)])) as (_, client):
+        with pytest.raises(AnswerInvalid, match="advance"):
+            await all_of(client.inbox(Cursor(2)))
+
+
+async def test_a_few_old_rows_among_the_new_are_passed_over():
+    async with following(serving(1, 2, 3, 4)) as (_, client):
+        inbox = client.inbox(Cursor(2), once=True)
+        assert await all_of(inbox) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"lowest_seq": 1, "latest_seq": 9},
+        {"lowest_seq": "1", "latest_seq": None},
+        {"lowest_seq": -5, "latest_seq": 9},
+        {"lowest_seq": 10**30, "latest_seq": 10**40},
+    ],
+    ids=str,
+)
+async def test_a_server_for_which_every_place_is_gone_is_refused(facts: dict[str, Any]):
+    """Starting over and over would look like working."""
+    gone = http(410, {"error": "since_id.", "code": "cursor_gone"} | facts)
+
+    def answer(asked: Asked) -> bytes:
+        return gone if "since_id" in asked.query or "since_seq" in asked.query else http(200, [])
+
+    async with following(answer) as (other, client):
+        with pytest.raises(AnswerInvalid, match="place in the feed"):
+            await all_of(client.inbox(Cursor(2)))
+
+    assert len(other.asked) < 10
+
+
+async def test_rows_that_are_not_there_are_counted_once():
+    """Even if the page is read again because nobody had time for it."""
+    async with following(serving(1, 5, 6, 9)) as (_, client):
+        inbox = client.inbox(Cursor(1), once=True)
+        await inbox.page()
+        await inbox.page()
+
+        assert await all_of(inbox) == [5, 6, 9]
+        assert inbox.missed == 3 + 2
+
+
+async def test_a_server_that_says_there_is_more_and_has_none_does_not_keep_us():
+    said = http(200, [], **{"X-Restante-Latest-Seq": "99"})
+
+    async with following(lambda _: said) as (other, client):
+        assert await all_of(client.inbox(Cursor(2), once=True)) == []
+
+    assert len(other.asked) < 5
+
+
+async def test_a_server_that_does_not_wait_is_not_asked_without_pause(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Not every server knows how to; one that stops does not want to."""
+    monkeypatch.setattr(poller, "_SHORTEST_WAIT_SECONDS", 0.2)
+
+    async with following(lambda _: http(200, [])) as (_, client):
+        inbox = client.inbox(Cursor(2))
+        began = time.monotonic()
+        assert await inbox.page(30) == []
+        waited = time.monotonic() - began
+        assert await inbox.page(0) == []
+        at_once = time.monotonic() - began - waited
+
+    assert waited >= 0.19
+    assert at_once < 0.19
+
+
+# Networks
+
+
+async def test_a_lost_network_is_waited_out():
+    """At every step: looking for the mark, reading, and saying how far one is."""
+    failures = {"GET": 8, "POST": 8}
+    feed = serving(1, 2)
+
+    def flaky(asked: Asked) -> Said:
+        failures[asked.method] -= 1
+        if failures[asked.method] >= 0:
+            return http(503, {"error": "Not yet.", "code": "not_ready"})
+        return feed(asked)
+
+    async with following(flaky) as (other, client):
+        inbox = client.inbox(once=True)
+        assert await all_of(inbox) == [1, 2]
+
+    assert other.asked[-1].body == b'{"acked_seq":2}'
+    assert failures == {"GET": -2, "POST": -1}
+
+
+async def test_a_network_that_breaks_between_items_does_not_show_them_twice():
+    feed = serving(1, 2)
+    broken: list[Asked] = []
+
+    def breaking(asked: Asked) -> Said:
+        if asked.query.get("since_id") and not broken:
+            broken.append(asked)
+            return None
+        return feed(asked)
+
+    async with following(breaking) as (_, client):
+        inbox = client.inbox(Cursor(0))
+        got: list[int] = []
+        async for item in inbox:
+            got.append(item.seq)
+            if item.seq == 2:
+                break
+
+    assert got == [1, 2]
+
+
+async def test_a_revoked_token_ends_it():
+    """Waiting would not mend that."""
+    said = http(401, {"error": "No.", "code": "not_authenticated"})
+
+    async with following(lambda _: said) as (other, client):
+        with pytest.raises(NotAuthenticated):
+            await all_of(client.inbox())
+
+    assert len(other.asked) == 1

@@ -1,0 +1,263 @@
+"""What a workspace remembers of what it received, through crashes, damage and full disks."""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from restante.client import progress as module
+from restante.client.calls import Cursor
+from restante.client.progress import Progress, Received, State
+from restante.errors import FolderFull, FolderInUse, FolderUnusable
+from restante.ids import ActivityId, FileId
+
+ROW = ActivityId(UUID("01234567-89ab-cdef-0123-456789abcdef"))
+
+# Another process: opens the file, says so, and then writes for ever, saying each number it wrote.
+WRITER = """
+import sys
+from pathlib import Path
+from uuid import UUID
+from restante.client.calls import Cursor
+from restante.client.progress import Progress, State
+
+progress = Progress.open(Path(sys.argv[1]))
+print("open", flush=True)
+number = progress.cursor().seq if progress.cursor() else 0
+while sys.argv[2] == "write":
+    number += 1
+    for state in State:
+        progress.note(UUID(int=number), f"name {number}", state)
+    progress.keep_cursor(Cursor(number, UUID(int=number)))
+    print(number, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    below = tmp_path / ".molecule" / "restante"
+    below.mkdir(parents=True)
+    return below / "progress.sqlite"
+
+
+@pytest.fixture
+def progress(path: Path) -> Iterator[Progress]:
+    progress = Progress.open(path)
+    yield progress
+    progress.close()
+
+
+def reopened(path: Path, progress: Progress) -> Progress:
+    progress.close()
+    return Progress.open(path)
+
+
+def other_process(path: Path, task: str) -> "subprocess.Popen[str]":
+    """One that has the file open."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), task],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    return process
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    process.send_signal(signal.SIGKILL)
+    with process:
+        assert process.wait() == -signal.SIGKILL
+
+
+# What is remembered
+
+
+def test_at_first_nothing_is_known(progress: Progress):
+    assert progress.cursor() is None
+    assert progress.received(FileId(uuid4())) is None
+
+
+@pytest.mark.parametrize("cursor", [Cursor(), Cursor(7), Cursor(7, ROW), Cursor(2**63 - 1, ROW)])
+def test_the_cursor_is_there_the_next_time(path: Path, progress: Progress, cursor: Cursor):
+    progress.keep_cursor(Cursor(3, ROW))
+    progress.keep_cursor(cursor)
+
+    again = reopened(path, progress)
+
+    assert again.cursor() == cursor
+    again.close()
+
+
+def test_a_file_is_known_by_its_last_state(path: Path, progress: Progress):
+    file_id = FileId(uuid4())
+    for state in State:
+        progress.note(file_id, "a.txt", state)
+
+    again = reopened(path, progress)
+
+    assert again.received(file_id) == Received("a.txt", State.ACKED)
+    again.close()
+
+
+def test_a_file_that_comes_again_has_its_new_name(progress: Progress):
+    """It was reopened at the server, after its owner had moved the first away."""
+    file_id = FileId(uuid4())
+    progress.note(file_id, "first", State.ACKED)
+
+    progress.note(file_id, "second", State.PLACING)
+
+    assert progress.received(file_id) == Received("second", State.PLACING)
+
+
+def test_only_the_newest_files_are_remembered(
+    progress: Progress, path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A folder that has received millions stays small."""
+    monkeypatch.setattr(module, "REMEMBERED_FILES", 5)
+    files = [FileId(uuid4()) for _ in range(20)]
+    for file_id in files:
+        progress.note(file_id, "a", State.PLACING)
+        progress.note(file_id, "a", State.ACKED)
+
+    known = [file_id for file_id in files if progress.received(file_id)]
+
+    assert known == files[-5:]
+
+
+def test_an_old_file_that_comes_again_is_not_forgotten_at_once(
+    progress: Progress, monkeypatch: pytest.MonkeyPatch
+):
+    """What is being placed must be known after a crash."""
+    monkeypatch.setattr(module, "REMEMBERED_FILES", 3)
+    files = [FileId(uuid4()) for _ in range(3)]
+    for file_id in (*files, files[0]):
+        progress.note(file_id, "a", State.PLACING)
+
+    assert all(progress.received(file_id) for file_id in files)
+
+
+# One at a time
+
+
+def test_one_process_has_it_at_a_time(path: Path):
+    """Two that receive into one folder would each fetch everything."""
+    other = other_process(path, "hold")
+
+    with pytest.raises(FolderInUse, match=str(path.parent.parent.parent)):
+        Progress.open(path)
+
+    kill(other)
+    Progress.open(path).close()
+
+
+def test_it_is_free_once_it_is_closed(path: Path, progress: Progress):
+    progress.close()
+    other = other_process(path, "hold")
+    kill(other)
+
+
+# Crashes and damage
+
+
+def test_what_was_noted_survives_kill_9(path: Path):
+    """Five times in a row, in the middle of writing."""
+    for lines in (1, 2, 3, 5, 8):
+        other = other_process(path, "write")
+        assert other.stdout is not None
+        last = [int(other.stdout.readline()) for _ in range(lines)][-1]
+        kill(other)
+
+        progress = Progress.open(path)
+        cursor = progress.cursor()
+        assert cursor is not None
+        assert cursor.seq >= last
+        assert cursor.id == UUID(int=cursor.seq)
+        for number in range(1, cursor.seq + 1):
+            received = progress.received(FileId(UUID(int=number)))
+            assert received == Received(f"name {number}", State.ACKED)
+        progress.close()
+
+
+def test_a_file_that_is_none_of_ours_is_a_sentence_that_says_what_to_do(path: Path):
+    path.write_bytes(b"not a database, and long enough to be one" * 100)
+
+    with pytest.raises(FolderUnusable, match="move it away") as caught:
+        Progress.open(path)
+
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_lost_its_end_is_one_too(path: Path, progress: Progress):
+    progress.keep_cursor(Cursor(1, ROW))
+    progress.close()
+    path.write_bytes(path.read_bytes()[:-4096])
+
+    with pytest.raises(FolderUnusable, match="move it away"):
+        _read_all(path, FileId(uuid4()))
+
+
+def _read_all(path: Path, file_id: FileId) -> None:
+    with closing(Progress.open(path)) as damaged:
+        damaged.cursor()
+        damaged.received(file_id)
+
+
+@pytest.mark.parametrize(
+    "damage", ["update cursor set id = 'no uuid'", "update files set state = 'lost'"]
+)
+def test_a_row_that_makes_no_sense_is_one_too(path: Path, progress: Progress, damage: str):
+    """A flipped bit need not look like damage to the database."""
+    file_id = FileId(uuid4())
+    progress.keep_cursor(Cursor(1, ROW))
+    progress.note(file_id, "a", State.ACKED)
+    progress.close()
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(damage)
+    connection.close()
+
+    with pytest.raises(FolderUnusable, match="move it away"):
+        _read_all(path, file_id)
+
+
+def test_a_damaged_file_can_be_moved_away(path: Path):
+    path.write_bytes(b"x" * 4096)
+
+    path.rename(path.with_suffix(".old"))
+
+    assert Progress.open(path).cursor() is None
+
+
+def test_a_place_where_nothing_can_be_is_a_sentence(tmp_path: Path):
+    with pytest.raises(FolderUnusable):
+        Progress.open(tmp_path / "missing" / "progress.sqlite")
+
+
+def test_a_full_disk_is_told_apart_and_borne(small_disk: Path):
+    """Nothing is half noted, and it goes on when there is room."""
+    noted: list[FileId] = []
+
+    def note(count: int) -> None:
+        for _ in range(count):
+            file_id = FileId(uuid4())
+            progress.note(file_id, "x" * 200, State.PLACING)
+            noted.append(file_id)
+
+    with closing(Progress.open(small_disk / "progress.sqlite")) as progress:
+        (small_disk / "filler").write_bytes(bytes(128 * 1024))
+        with pytest.raises(FolderFull, match="free some space"):
+            note(10_000)
+        (small_disk / "filler").unlink()
+        note(1)
+
+        assert len(noted) > 1
+        assert all(progress.received(file_id) for file_id in noted)

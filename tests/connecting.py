@@ -1,0 +1,216 @@
+"""Real `restante connect` processes and their folders, to be killed with -9 and started again."""
+
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from signal import SIGINT, SIGKILL, Signals
+from typing import Any, Self
+from uuid import UUID
+
+from processes import RESTANTE, Server, clean_environment, wait_until
+
+from restante.client import Bytes, Client, Credentials
+from restante.client.folder import kept_credentials
+
+BEGAN = "Files appear in "
+ARRIVED = re.compile(r"[0-9a-f]{32}-(.+)")
+
+
+class Connect:
+    """One `restante connect` into a folder."""
+
+    def __init__(self, root: Path, url: str, *flags: str | Path, **environment: str) -> None:
+        self.root = root
+        self.url = url
+        self.flags: Sequence[str | Path] = flags
+        self.environment = environment
+        self.lines: list[str] = []
+        self.process: subprocess.Popen[str] | None = None
+        self._changed = threading.Condition()
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process and self.process.poll() is None:
+            self.kill()
+
+    def start(self) -> Self:
+        """Start and wait until it says where files appear."""
+        self.begin()
+        self.until_said(BEGAN)
+        return self
+
+    def begin(self) -> Self:
+        """Start, and come back at once."""
+        self.lines = []
+        self.process = subprocess.Popen(
+            [RESTANTE, "connect", self.url, "--dir", self.root, *self.flags],
+            env=clean_environment(**self.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader.start()
+        return self
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self.lines.append(line)
+                    self._changed.notify_all()
+
+    @property
+    def said(self) -> str:
+        """Everything on standard output and standard error since the last start."""
+        return "".join(self.lines)
+
+    def until_said(self, text: str, seconds: float = 30) -> str:
+        """Wait for a line with this text, and return it."""
+        with self._changed:
+            self._changed.wait_for(lambda: text in self.said, seconds)
+        found = next((line for line in self.lines if text in line), None)
+        assert found is not None, f"nobody said {text!r} within {seconds} s:\n{self.said}"
+        return found
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9, and wait until the process is gone."""
+        self.signal(SIGKILL)
+        self.wait()
+
+    def stop(self, number: Signals = SIGINT, *, seconds: float = 10) -> int:
+        """Interrupt it as a person would, and the exit code."""
+        self.signal(number)
+        return self.wait(seconds)
+
+    def signal(self, number: Signals) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, seconds: float = 30) -> int:
+        """The exit code, once the process has ended and all it said was read."""
+        assert self.process is not None
+        code = self.process.wait(seconds)
+        if self._reader:
+            self._reader.join(seconds)
+        return code
+
+    def memory_mib(self) -> float:
+        """What it holds of the machine's memory now."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) / 1024
+
+    @property
+    def credentials(self) -> Credentials:
+        found = kept_credentials(self.root)
+        assert found is not None
+        return found
+
+    @property
+    def uploads(self) -> Path:
+        return self.root / ".molecule" / "chat-uploads"
+
+    @property
+    def arriving(self) -> Path:
+        return self.root / ".molecule" / "restante" / "arriving"
+
+    def names(self) -> list[str]:
+        """The names that the files in the folder were sent with; anything else is an error."""
+        found = [ARRIVED.fullmatch(path.name) for path in self.uploads.iterdir()]
+        assert all(found), sorted(path.name for path in self.uploads.iterdir())
+        return sorted(match[1] for match in found if match)
+
+    def path_of(self, name: str) -> Path:
+        """The one file that was sent with this name."""
+        (path,) = (path for path in self.uploads.iterdir() if path.name.endswith(f"-{name}"))
+        return path
+
+    def left_behind(self, file_id: UUID, content: bytes) -> None:
+        """Make the beginning of a file as an earlier run may have left it."""
+        partial = self.arriving / f"{file_id}.part"
+        partial.touch(mode=0o600)
+        partial.write_bytes(content)
+
+    def partials(self) -> list[Path]:
+        """What has begun to arrive."""
+        return list(self.arriving.iterdir()) if self.arriving.is_dir() else []
+
+
+@contextmanager
+def ends_within(seconds: float) -> Iterator[None]:
+    """What happens inside takes no longer than this."""
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert took < seconds, f"it took {took:.1f} s"
+
+
+class Office:
+    """A server, somebody who sends, and a look at what still waits there."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._clients = ExitStack()
+        self._sender: Client | None = None
+        self._owners: dict[UUID, Client] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clients.close()
+
+    @property
+    def sender(self) -> Client:
+        """The admin."""
+        if self._sender is None:
+            admin = Client(self.server.address, token=self.server.admin_token)
+            self._sender = self._clients.enter_context(admin)
+        return self._sender
+
+    def send(self, to: Connect, *files: Bytes) -> list[UUID]:
+        """Send files in one request, past any proxy; their ids."""
+        staged = self.sender.send_files(to.credentials.workspace_id, files)
+        return [UUID(file.uri.rpartition("/")[2]) for file in staged]
+
+    def say(self, to: Connect, body: Mapping[str, Any]) -> None:
+        """Send a message."""
+        self.sender.send_message(to.credentials.workspace_id, body)
+
+    def waiting(self, at: Connect) -> set[str]:
+        """The names of the files that a workspace has not acknowledged."""
+        return {upload.name for upload in self._owner(at).pending()}
+
+    def acked_seq(self, at: Connect) -> int:
+        """How far a workspace has said that it handled its feed."""
+        return self._owner(at).feed(limit=1).acked_seq
+
+    def until_nothing_waits(self, at: Connect, seconds: float = 30) -> None:
+        """Wait until everything was acknowledged."""
+        wait_until(lambda: not self.waiting(at), seconds=seconds, what=f"the end of {at.said}")
+
+    def _owner(self, at: Connect) -> Client:
+        kept = at.credentials
+        if kept.workspace_id not in self._owners:
+            owner = Client(self.server.address, token=kept.token, workspace_id=kept.workspace_id)
+            self._owners[kept.workspace_id] = self._clients.enter_context(owner)
+        return self._owners[kept.workspace_id]

@@ -1,0 +1,19 @@
+"""One server for the tests that do not harm it."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from connecting import Office
+from processes import Server
+
+
+@pytest.fixture(scope="session")
+def office() -> Iterator[Office]:
+    with tempfile.TemporaryDirectory(prefix="restante-", ignore_cleanup_errors=True) as name:
+        Path(name).chmod(0o711)
+        with Server(Path(name) / "data", "--log-level", "warning") as server:
+            server.start()
+            with Office(server) as office:
+                yield office

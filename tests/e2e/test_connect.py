@@ -1,0 +1,278 @@
+"""
+A file that the server accepted arrives once, whatever breaks on its way.
+
+Each instant at which a crash could cost or double a file is reached on purpose: a proxy holds a
+request or its answer back while `restante connect` is killed, or the state in which a crash leaves
+the folder is made by hand.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from connecting import Connect, Office
+from listeners import Request
+from processes import wait_until
+from proxies import Fault, Proxy, Weather, calm
+
+from restante.client import Bytes
+
+MIB = 1024 * 1024
+LETTER = Bytes("letter.bin", os.urandom(3 * MIB))
+NOTE = Bytes("note.txt", b"n")
+
+ACKS = "/pending-uploads/[^/]+/ack$"
+
+
+@pytest.fixture
+def proxy(office: Office) -> Iterator[Proxy]:
+    with Proxy(int(office.server.address.rpartition(":")[2])) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def ana(tmp_path: Path, proxy: Proxy) -> Iterator[Connect]:
+    with Connect(tmp_path / "ana", proxy.address) as ana:
+        yield ana.start()
+
+
+def contents(proxy: Proxy) -> list[Request]:
+    """The requests for the bytes of a file."""
+    return [request for request in proxy.requests if request.path.endswith("/content")]
+
+
+def only_contents(fault: Fault) -> Weather:
+    """Bad weather for the bytes of files alone."""
+    return lambda request: fault if request.path.endswith("/content") else Fault()
+
+
+def assert_arrived_once(office: Office, at: Connect, *files: Bytes) -> None:
+    """Each is there once with its bytes and nothing else is, and the server knows."""
+    office.until_nothing_waits(at)
+    wait_until(lambda: not at.partials(), seconds=10, what="an end of all partial files")
+    assert at.names() == sorted(file.name for file in files)
+    for file in files:
+        found = at.path_of(file.name)
+        assert sha256(found.read_bytes()) == sha256(file.content)
+        assert found.stat().st_mode & 0o777 == 0o600
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_each_workspace_gets_its_own_files(office: Office, proxy: Proxy, ana: Connect):
+    with Connect(ana.root.with_name("ben"), proxy.address).start() as ben:
+        office.send(ana, LETTER)
+        office.send(ben, NOTE)
+
+        assert_arrived_once(office, ana, LETTER)
+        assert_arrived_once(office, ben, NOTE)
+
+
+def test_a_file_whose_ack_was_never_sent_is_not_placed_again(
+    office: Office, proxy: Proxy, ana: Connect
+):
+    hold = proxy.hold("POST", ACKS)
+    office.send(ana, LETTER)
+    hold.until_reached()
+    ana.kill()
+    proxy.release()
+
+    ana.start()
+
+    assert_arrived_once(office, ana, LETTER)
+    assert len(contents(proxy)) == 1
+
+
+def test_a_file_whose_ack_was_not_answered_is_not_placed_again(
+    office: Office, proxy: Proxy, ana: Connect
+):
+    hold = proxy.hold("POST", ACKS, answers=True)
+    office.send(ana, LETTER)
+    hold.until_reached()
+    ana.kill()
+    proxy.release()
+
+    ana.start()
+
+    assert_arrived_once(office, ana, LETTER)
+    assert len(contents(proxy)) == 1
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_file_that_was_taken_away_before_its_ack_does_not_come_back(
+    office: Office, proxy: Proxy, ana: Connect, *, answers: bool
+):
+    """Whoever watches the folder may be faster than the network."""
+    hold = proxy.hold("POST", ACKS, answers=answers)
+    office.send(ana, LETTER)
+    hold.until_reached()
+    taken = ana.path_of(LETTER.name).rename(ana.root / "taken")
+    ana.kill()
+    proxy.release()
+
+    ana.start()
+    office.send(ana, NOTE)
+
+    assert_arrived_once(office, ana, NOTE)
+    assert sha256(taken.read_bytes()) == sha256(LETTER.content)
+
+
+def test_a_file_that_has_its_name_reserved_is_placed_without_another_fetch(
+    office: Office, proxy: Proxy, ana: Connect
+):
+    """Without its directory it cannot be placed: the crash falls between the note and the name."""
+    ana.uploads.rmdir()
+    office.send(ana, LETTER)
+    ana.until_said("chat-uploads/")
+    ana.kill()
+
+    ana.start()
+
+    assert_arrived_once(office, ana, LETTER)
+    assert len(contents(proxy)) == 1
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_file_with_both_its_names_appears_once(
+    office: Office, proxy: Proxy, ana: Connect, *, is_taken: bool
+):
+    """The crash falls between giving it its name and removing the other one."""
+    hold = proxy.hold("POST", ACKS)
+    (file_id,) = office.send(ana, LETTER)
+    hold.until_reached()
+    ana.kill()
+    placed = ana.path_of(LETTER.name)
+    (ana.arriving / f"{file_id}.part").hardlink_to(placed)
+    if is_taken:
+        placed.rename(ana.root / "taken")
+    proxy.release()
+
+    ana.start()
+
+    assert_arrived_once(office, ana, *([] if is_taken else [LETTER]))
+    assert len(contents(proxy)) == 1
+
+
+def test_a_whole_file_that_was_not_noted_is_checked_again_and_not_sent_again(
+    office: Office, proxy: Proxy, ana: Connect
+):
+    """The crash falls between the last byte and the note; one byte is asked for, with the hash."""
+    ana.kill()
+    (file_id,) = office.send(ana, LETTER)
+    ana.left_behind(file_id, LETTER.content)
+
+    ana.start()
+
+    assert_arrived_once(office, ana, LETTER)
+    assert [request.headers.get("range") for request in contents(proxy)] == [
+        f"bytes={len(LETTER.content) - 1}-"
+    ]
+
+
+def test_bytes_that_a_crash_left_wrong_are_thrown_away(office: Office, proxy: Proxy, ana: Connect):
+    """A disk may keep the length of a file and lose what was in it."""
+    ana.kill()
+    (file_id,) = office.send(ana, LETTER)
+    ana.left_behind(file_id, bytes(2 * MIB))
+
+    ana.start()
+
+    assert_arrived_once(office, ana, LETTER)
+
+
+def test_a_killed_download_goes_on_where_it_stopped(office: Office, proxy: Proxy, ana: Connect):
+    proxy.weather = only_contents(Fault(answer_bytes=2 * MIB, is_stalled=True))
+    office.send(ana, LETTER)
+    wait_until(lambda: received_bytes(ana) == 2 * MIB, seconds=20, what="two mebibytes")
+    ana.kill()
+    proxy.weather = calm
+
+    ana.start()
+
+    assert_arrived_once(office, ana, LETTER)
+    assert [request.headers.get("range") for request in contents(proxy)] == [
+        None,
+        f"bytes={2 * MIB}-",
+    ]
+
+
+def received_bytes(at: Connect) -> int:
+    return sum(path.stat().st_size for path in at.partials())
+
+
+def test_a_download_that_breaks_again_and_again_goes_on_where_it_stopped(
+    office: Office, proxy: Proxy, ana: Connect
+):
+    """Each try brings some bytes, so it comes to its end."""
+    proxy.weather = only_contents(Fault(answer_bytes=MIB))
+    office.send(ana, LETTER)
+
+    assert_arrived_once(office, ana, LETTER)
+    assert [request.headers.get("range") for request in contents(proxy)] == [
+        None,
+        f"bytes={MIB}-",
+        f"bytes={2 * MIB}-",
+    ]
+
+
+def test_it_waits_for_a_network_that_is_cut(office: Office, proxy: Proxy, ana: Connect):
+    proxy.weather = only_contents(Fault(answer_bytes=MIB, is_stalled=True))
+    office.send(ana, LETTER, NOTE)
+    wait_until(lambda: received_bytes(ana) == MIB, seconds=20, what="a mebibyte")
+
+    proxy.cut()
+    proxy.weather = calm
+    ana.until_said("cannot be reached: Connection refused. Trying again")
+    proxy.restore()
+
+    ana.until_said("Connected again.")
+    assert_arrived_once(office, ana, LETTER, NOTE)
+
+
+def test_a_mark_that_was_never_set_is_set_later(office: Office, proxy: Proxy, ana: Connect):
+    hold = proxy.hold("POST", "/activity/ack$")
+    office.send(ana, NOTE)
+    hold.until_reached()
+    ana.kill()
+    proxy.release()
+
+    ana.start()
+    office.send(ana, LETTER)
+
+    assert_arrived_once(office, ana, NOTE, LETTER)
+    wait_until(lambda: office.acked_seq(ana) == 2, seconds=10, what="the mark")
+
+
+def test_a_lost_folder_starts_with_what_still_waits(office: Office, proxy: Proxy, ana: Connect):
+    """Without its progress a workspace begins at its mark, and the list of what waits has all."""
+    office.send(ana, NOTE)
+    assert_arrived_once(office, ana, NOTE)
+    wait_until(lambda: office.acked_seq(ana) == 1, seconds=10, what="the mark")
+    ana.kill()
+    for path in ana.arriving.parent.glob("progress.sqlite*"):
+        path.unlink()
+    office.send(ana, LETTER)
+
+    ana.start()
+
+    assert_arrived_once(office, ana, NOTE, LETTER)
+
+
+def test_many_files_of_one_page_and_more_arrive(office: Office, proxy: Proxy, ana: Connect):
+    """More than the server lists at once, acknowledged while the list is read."""
+    ana.kill()
+    for path in ana.arriving.parent.glob("progress.sqlite*"):
+        path.unlink()
+    sent = [Bytes(f"{number}.txt", str(number).encode()) for number in range(120)]
+    office.send(ana, *sent[:60])
+    office.send(ana, *sent[60:])
+    owner = office._owner(ana)
+    owner.acknowledge_feed(120)
+
+    ana.start()
+
+    assert_arrived_once(office, ana, *sent)

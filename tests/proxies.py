@@ -1,0 +1,152 @@
+"""A network with faults: a proxy before a server that drops, delays, truncates and holds back."""
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from listeners import Listener, Request
+
+_PIECE = 64 * 1024
+_HEAD_LIMIT = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to one request and its answer."""
+
+    is_dropped: bool = False  # the connection breaks before the server hears of it
+    is_unanswered: bool = False  # the server acts, and the connection breaks before it can say so
+    answer_bytes: int | None = None  # so much of the answer's body passes before it breaks
+    is_stalled: bool = False  # after those bytes nothing comes any more, and nothing breaks
+    delay_seconds: float = 0  # before each piece of the answer
+
+
+CALM = Fault()
+Weather = Callable[[Request], Fault]
+
+
+def calm(_request: Request) -> Fault:
+    """Everything passes."""
+    return CALM
+
+
+class Hold:
+    """A gate: what matches waits before it until it is released."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, method: str, path: str, *, answers: bool
+    ) -> None:
+        self.reached = threading.Event()
+        self.answers = answers
+        self._method = method
+        self._path = re.compile(path)
+        self._loop = loop
+        self._released = asyncio.Event()
+
+    def matches(self, request: Request) -> bool:
+        return request.method == self._method and self._path.search(request.path) is not None
+
+    def until_reached(self, seconds: float = 20) -> None:
+        """Wait until something waits here."""
+        assert self.reached.wait(seconds), f"nothing was held back within {seconds} s"
+
+    def release(self) -> None:
+        """Let everything pass from now on."""
+        self._loop.call_soon_threadsafe(self._released.set)
+
+    async def passed(self) -> None:
+        self.reached.set()
+        await self._released.wait()
+
+
+class Proxy(Listener):
+    """Stands before a server on 127.0.0.1; the requests that came through are in `requests`."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.server_port = port
+        self.weather: Weather = calm
+        self._holds: list[Hold] = []
+
+    def cut(self) -> None:
+        """Break every connection and refuse new ones."""
+        self._run(self._stop_listening())
+        self._run(self._drop_all())
+
+    def restore(self) -> None:
+        """Let connections be made again."""
+        self._run(self._listen())
+
+    def drop(self) -> None:
+        """Break every connection that there is now."""
+        self._run(self._drop_all())
+
+    def hold(self, method: str, path: str, *, answers: bool = False) -> Hold:
+        """Hold back requests whose path matches, or their answers."""
+        hold = Hold(self._loop, method, path, answers=answers)
+        self._holds.append(hold)
+        return hold
+
+    def release(self) -> None:
+        """Hold back nothing any more."""
+        for hold in self._holds:
+            hold.release()
+        self._holds = []
+
+    async def _answer_each(
+        self, asked: "asyncio.Queue[Request]", writer: asyncio.StreamWriter
+    ) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            there, back = await asyncio.open_connection(
+                "127.0.0.1", self.server_port, limit=_HEAD_LIMIT
+            )
+            try:
+                while await self._relay(await asked.get(), there, back, writer):
+                    pass
+            finally:
+                back.close()
+
+    async def _relay(
+        self,
+        request: Request,
+        there: asyncio.StreamReader,
+        back: asyncio.StreamWriter,
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        """Carry a request there and its answer back; False if the connection has to end."""
+        fault = self.weather(request)
+        await self._held(request, answers=False)
+        if fault.is_dropped:
+            return False
+        back.write(request.raw)
+        head = await there.readuntil(b"\r\n\r\n")
+        await self._held(request, answers=True)
+        if fault.is_unanswered:
+            return False
+        writer.write(head)
+        length = _content_length(head)
+        passing = length if fault.answer_bytes is None else min(length, fault.answer_bytes)
+        while passing:
+            await asyncio.sleep(fault.delay_seconds)
+            piece = await there.read(min(_PIECE, passing))
+            if not piece:
+                return False
+            writer.write(piece)
+            await writer.drain()
+            passing -= len(piece)
+        if fault.is_stalled:
+            await asyncio.Event().wait()
+        return fault.answer_bytes is None
+
+    async def _held(self, request: Request, *, answers: bool) -> None:
+        for hold in list(self._holds):
+            if hold.answers is answers and hold.matches(request):
+                await hold.passed()
+
+
+def _content_length(head: bytes) -> int:
+    found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    return int(found[1]) if found else 0
