@@ -5,10 +5,15 @@ import sys
 
 import uvloop
 
-from bench import delivery, polls, sweeping
+from bench import connect, delivery, polls, sweeping
 from bench.server import running
 
-MEASUREMENTS = {"delivery": delivery.measure, "polls": polls.measure, "sweeping": sweeping.measure}
+MEASUREMENTS = {
+    "connect": connect.measure,
+    "delivery": delivery.measure,
+    "polls": polls.measure,
+    "sweeping": sweeping.measure,
+}
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,47 +25,90 @@ from restante.store import leaves
 
 FILES = 512
 FILE_BYTES = 4 * CHUNK_BYTES
-IDLE_SECONDS = 5
+ROUNDS = 6
+IDLE_SECONDS = 1.0
 SMALL_ROUNDS = 5
 SMALL_FILES = 2000
+MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What one way of deleting cost."""
+@dataclass(slots=True)
+class Way:
+    """What one way of giving 512 MiB back has cost, over all rounds."""
 
-    seconds: float
-    wal_bytes: int
-    freed_bytes: int
-    writer_p99_ms: float
+    seconds: list[float] = field(default_factory=list[float])
+    wal_bytes: list[int] = field(default_factory=list[int])
+    freed_bytes: list[int] = field(default_factory=list[int])
+    # The writer's, in milliseconds: right before, and of every write that overlaps it.
+    idle: list[float] = field(default_factory=list[float])
+    during: list[float] = field(default_factory=list[float])
+
+    def line(self, name: str) -> str:
+        seconds, freed = statistics.median(self.seconds), statistics.median(self.freed_bytes)
+        return f"    {name}: {seconds:.2f} s, {freed / MIB:.0f} MiB freed, {_spread(self.during)}"
 
 
 async def measure(server: Running) -> None:
-    """512 MiB of files that are due, deleted in both ways."""
+    """512 MiB of files that are due, deleted in each way, round after round."""
     connection = await asyncpg.connect(server.dsn, server_settings={"search_path": "restante"})
     workspace = server.register()
-    idle_p99 = await _idle_p99(server, workspace)
-    await _fill_seed(connection)
-    delete = await _costs(server, workspace, connection, lambda: _delete(connection))
-    await connection.execute("drop table seed_uploads")
-    await _fill_ours(connection, workspace)
-    sweep = await _costs(server, workspace, connection, lambda: _sweep(server))
-    _show(delete, sweep, idle_p99)
+    costs = partial(_costs, server, workspace, connection)
+    delete, sweep, truncate = Way(), Way(), Way()
+    for _ in range(ROUNDS):
+        await _fill_seed(connection)
+        await costs(delete, partial(_delete, connection))
+        await connection.execute("drop table seed_uploads")
+        await _fill_ours(connection, workspace)
+        await costs(sweep, partial(_sweep, server))
+        async with _plain_file(connection) as path:
+            await costs(truncate, lambda path=path: asyncio.to_thread(os.truncate, path, 0))
+    _show(delete, sweep, truncate)
     await _held_snapshot(server, connection, workspace)
     await connection.close()
 
 
-def _show(delete: Pass, sweep: Pass, idle_p99: float) -> None:
-    mib = 1024 * 1024
-    detail = f"{sweep.wal_bytes / mib:.1f} MiB beside {delete.wal_bytes / mib:.0f} MiB"
-    percent = 100 * sweep.wal_bytes / delete.wal_bytes
+def _show(delete: Way, sweep: Way, truncate: Way) -> None:
+    wal, of_delete = statistics.median(sweep.wal_bytes), statistics.median(delete.wal_bytes)
+    detail = f"{wal / MIB:.1f} MiB beside {of_delete / MIB:.0f} MiB"
+    percent = 100 * wal / of_delete
     show(Bound("WAL of the sweep, as part of one DELETE's", "%", percent, 5, detail))
-    detail = f"p99 {idle_p99:.1f} ms idle, {sweep.writer_p99_ms:.1f} ms during the sweep"
-    times = sweep.writer_p99_ms / idle_p99
+    idle = [*delete.idle, *sweep.idle, *truncate.idle]
+    times = _p99(sweep.during) / _p99(idle)
+    detail = f"idle, before each: {_spread(idle)}"
     show(Bound("Writer's p99 during the sweep, in idle ones", "x", times, 2, detail))
-    print(f"    one DELETE: {delete.seconds:.2f} s, writer's p99 {delete.writer_p99_ms:.1f} ms, ")
-    print(f"    {delete.freed_bytes / mib:.0f} MiB freed; the sweep: {sweep.seconds:.2f} s, ")
-    print(f"    {sweep.freed_bytes / mib:.0f} MiB freed", flush=True)
+    print(sweep.line("the sweep"))
+    print(delete.line("one DELETE"))
+    print(truncate.line("a plain file of that size, truncated"))
+    beside = _p99(sweep.during) / _p99(truncate.during)
+    print(f"    the sweep's p99 is {beside:.2f} times the plain file's", flush=True)
+
+
+def _spread(latencies: list[float]) -> str:
+    p50, p99 = statistics.median(latencies), _p99(latencies)
+    return f"p50 {p50:.1f}, p99 {p99:.1f}, max {max(latencies):.1f} ms of {len(latencies)} writes"
+
+
+@asynccontextmanager
+async def _plain_file(connection: "asyncpg.Connection[Any]") -> AsyncIterator[Path]:
+    """
+    As many bytes on the same disk, of which Postgres knows nothing.
+
+    What writers feel of its end is what the filesystem takes for giving bytes back to anybody.
+    """
+    path = Path(await connection.fetchval("show data_directory")).parent / "plain-file"
+    await asyncio.to_thread(_write_out, path)
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+def _write_out(path: Path) -> None:
+    content = os.urandom(FILE_BYTES)
+    with path.open("wb") as file:
+        for _ in range(FILES):
+            file.write(content)
+        os.fsync(file.fileno())
 
 
 async def _fill_seed(connection: "asyncpg.Connection[Any]") -> None:
@@ -127,51 +171,65 @@ async def _costs(
     server: Running,
     workspace: Workspace,
     connection: "asyncpg.Connection[Any]",
+    way: Way,
     act: Callable[[], Awaitable[object]],
-) -> Pass:
+) -> None:
     await connection.execute("checkpoint")
-    directory = Path(await connection.fetchval("show data_directory")) / "base"
-    before, wal = _size(directory), await connection.fetchval("select pg_current_wal_insert_lsn()")
-    async with _writing(server, workspace) as latencies:
+    directory = Path(await connection.fetchval("show data_directory")).parent
+    # Looked at before and after the writing: we are busy with it for longer than a write takes.
+    before = _size(directory)
+    async with _writing(server, workspace) as writes:
+        await asyncio.sleep(IDLE_SECONDS)
+        wal = await connection.fetchval("select pg_current_wal_insert_lsn()")
         started = time.monotonic()
         await act()
-        seconds = time.monotonic() - started
-    written = await connection.fetchval(
-        "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1::pg_lsn)", wal
-    )
-    return Pass(seconds, int(written), before - _size(directory), _p99(latencies))
+        ended = time.monotonic()
+        written = await connection.fetchval(
+            "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1::pg_lsn)", wal
+        )
+    way.freed_bytes.append(before - _size(directory))
+    way.seconds.append(ended - started)
+    way.wal_bytes.append(int(written))
+    way.idle += [write.milliseconds for write in writes if write.ended <= started]
+    way.during += [w.milliseconds for w in writes if w.ended > started and w.started < ended]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One message, from asking to its answer."""
+
+    started: float
+    ended: float
+
+    @property
+    def milliseconds(self) -> float:
+        return (self.ended - self.started) * 1000
 
 
 @asynccontextmanager
-async def _writing(server: Running, workspace: Workspace) -> AsyncIterator[list[float]]:
+async def _writing(server: Running, workspace: Workspace) -> AsyncIterator[list[Write]]:
     """Messages, one after the other, beside what happens inside."""
     connection = await http.Connection.open(server.port)
     body = b'{"jsonrpc": "2.0", "method": "message/send", "params": {}}'
     path = f"/workspaces/{workspace.id}/a2a"
     request = http.request("POST", path, server.admin_token, body)
-    latencies: list[float] = []
+    writes: list[Write] = []
     ended = asyncio.Event()
 
     async def write() -> None:
-        while not ended.is_set() or len(latencies) < 100:
+        while not ended.is_set():
             started = time.monotonic()
             status, _ = await connection.ask(request)
             assert status == 200
-            latencies.append((time.monotonic() - started) * 1000)
+            writes.append(Write(started, time.monotonic()))
 
     writing = asyncio.create_task(write())
     try:
-        yield latencies
+        yield writes
     finally:
         ended.set()
         await writing
         connection.close()
-
-
-async def _idle_p99(server: Running, workspace: Workspace) -> float:
-    async with _writing(server, workspace) as latencies:
-        await asyncio.sleep(IDLE_SECONDS)
-    return _p99(latencies)
 
 
 async def _held_snapshot(
@@ -202,8 +260,13 @@ async def _sweep_speed(
 
 
 def _size(directory: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+    """What files take there; the log comes and goes by rules of its own."""
+    return sum(
+        path.stat().st_blocks * 512
+        for path in directory.rglob("*")
+        if path.is_file() and path.parent.name != "pg_wal"
+    )
 
 
 def _p99(latencies: list[float]) -> float:
-    return statistics.quantiles(latencies, n=100)[98]
+    return statistics.quantiles(latencies, n=100, method="inclusive")[98]

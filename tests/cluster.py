@@ -5,12 +5,13 @@ A process of its own, so that it ends with the test run however that ends.
 """
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -22,6 +23,8 @@ from restante.runtime import logs
 from restante.store import migrate
 
 TEMPLATE = "restante_template"
+
+_clone_numbers = itertools.count()
 
 # Durability is the subject of the crash tests, which run servers of their own.
 FAST = {
@@ -35,6 +38,19 @@ FAST = {
 def dsn_of(dsn: str, database: str) -> str:
     """The same server, another database."""
     return urlunsplit(urlsplit(dsn)._replace(path=f"/{database}"))
+
+
+@asynccontextmanager
+async def cloned(cluster: str, template: str = TEMPLATE) -> AsyncIterator[str]:
+    """A database of one's own; its DSN."""
+    name = f"test_{os.getpid()}_{next(_clone_numbers)}"
+    maintenance = await asyncpg.connect(cluster)
+    try:
+        await maintenance.execute(f"create database {name} template {template}")
+        yield dsn_of(cluster, name)
+        await maintenance.execute(f"drop database {name} with (force)")
+    finally:
+        await maintenance.close()
 
 
 @contextmanager

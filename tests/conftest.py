@@ -4,28 +4,26 @@ One real Postgres for the whole run, a migrated template in it, and clones of th
 `TEST_POSTGRES_BIN` names the programs of another Postgres; by default it is the one we embed.
 """
 
-import itertools
-import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-from cluster import TEMPLATE, dsn_of, shared_cluster
+from cluster import cloned, shared_cluster
 from factories import NOW
 from processes import Server
+from sites import Site, SiteFactory, running_site, settings_for
 
 from restante.core.leaves import Span, floor
 from restante.store import leaves
 from restante.store.database import SCHEMA, Database, Tx
 
 _stack = ExitStack()
-_clone_numbers = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,26 +68,15 @@ def cluster(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def empty_dsn(cluster: str) -> AsyncIterator[str]:
     """A database in which nothing has happened yet."""
-    async for dsn in _database(cluster, "template0"):
+    async with cloned(cluster, "template0") as dsn:
         yield dsn
 
 
 @pytest.fixture
 async def dsn(cluster: str) -> AsyncIterator[str]:
     """A migrated database of the test's own: commits, locks and notifications are real."""
-    async for dsn in _database(cluster, TEMPLATE):
+    async with cloned(cluster) as dsn:
         yield dsn
-
-
-async def _database(cluster: str, template: str) -> AsyncIterator[str]:
-    name = f"test_{os.getpid()}_{next(_clone_numbers)}"
-    maintenance = await asyncpg.connect(cluster)
-    try:
-        await maintenance.execute(f"create database {name} template {template}")
-        yield dsn_of(cluster, name)
-        await maintenance.execute(f"drop database {name} with (force)")
-    finally:
-        await maintenance.close()
 
 
 @pytest.fixture
@@ -132,6 +119,33 @@ async def connections(dsn: str) -> AsyncIterator[Callable[[], Any]]:
     yield connect
     for connection in opened:
         await connection.close()
+
+
+@pytest.fixture
+def run_site(dsn: str, tmp_path: Path) -> SiteFactory:
+    """For tests that choose settings, or run two servers on one database."""
+
+    def run(**chosen: Any) -> AbstractAsyncContextManager[Site]:
+        return running_site(settings_for(dsn, tmp_path, **chosen))
+
+    return run
+
+
+@pytest.fixture
+async def site(run_site: SiteFactory) -> AsyncIterator[Site]:
+    """A server with the default settings, in the test's own event loop."""
+    async with run_site() as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+async def shared_site(
+    cluster: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Site]:
+    """The same for all tests of a file; each has workspaces of its own there."""
+    data_dir = tmp_path_factory.mktemp("site")
+    async with cloned(cluster) as dsn, running_site(settings_for(dsn, data_dir)) as site:
+        yield site
 
 
 @pytest.fixture

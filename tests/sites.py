@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from aiohttp import ClientSession, ClientTimeout
 from starlette.applications import Starlette
@@ -34,6 +35,16 @@ class Site:
 
 
 SiteFactory: TypeAlias = Callable[..., AbstractAsyncContextManager[Site]]
+
+
+def settings_for(dsn: str, data_dir: Path, **chosen: Any) -> Settings:
+    """The defaults on this database, and what a test chose."""
+    given: dict[str, Any] = {
+        "database_url": dsn,
+        "data_dir": str(data_dir),
+        "admin_token": ADMIN_TOKEN,
+    }
+    return Settings(**(given | chosen))
 
 
 @asynccontextmanager

@@ -50,8 +50,8 @@ async def state_of(connection: Any, leaf: str) -> str:
     """How far a leaf has come on its way out."""
     state = await connection.fetchval(
         "select case when inhdetachpending then 'detaching'"
-        "            when exists (select from pg_constraint"
-        "                          where conrelid = class.oid and conname = 'sealed'"
+        "            when exists (select from pg_trigger"
+        "                          where tgrelid = class.oid and tgname = 'sealed'"
         "                            and inhparent is not null) then 'sealed'"
         "            when inhparent is null then 'detached' else 'attached' end"
         "  from pg_class class left join pg_inherits on inhrelid = class.oid"
@@ -114,15 +114,21 @@ class Tally:
 
     acked: int = 0
     expired: int = 0
-    bytes_back: int = 0
-    postponed: int = 0
+    dropped: int = 0
+    moved: int = 0
+    left: int = 0
     failed: int = 0
 
-    def swept(self, acked: int, expired: int, bytes_back: int, postponed: int) -> None:
+    def swept(self, acked: int, expired: int) -> None:
         self.acked += acked
         self.expired += expired
-        self.bytes_back += bytes_back
-        self.postponed += postponed
+
+    def gave_back(self, dropped: int, moved: int) -> None:
+        self.dropped += dropped
+        self.moved += moved
+
+    def postponed(self, steps: int) -> None:
+        self.left += steps
 
     def sweep_failed(self) -> None:
         self.failed += 1

@@ -14,7 +14,7 @@ from factories import make_workspace
 from processes import RESTANTE, Outcome, Server, clean_environment, restante, wait_until
 from sweeps import HOUR, PAST, expire, leaf_names, locked, make_leaf, make_old
 
-from restante.store import uploads
+from restante.store import locks, uploads
 from restante.store.database import SCHEMA, Database
 from restante.store.leaves import CHUNKS
 
@@ -111,6 +111,18 @@ async def test_a_sweep_with_somebody_in_the_way_says_what_is_left(
     assert "in the way" in postponed["reason"]
     assert "came back" in said_by(run(dsn, "sweep"))
     assert await counted(connection) == (2, False)
+
+
+async def test_a_sweep_beside_a_server_that_sweeps_says_so(
+    dsn: str, connection: Any, connections: Any
+):
+    async with locks.held_if_free(await connections(), "sweep"):
+        outcome = run(dsn, "sweep")
+
+    said = said_by(outcome)
+    assert "3 expired uploads" in said
+    assert f"Left for the next pass: drop a bucket {BUCKET}: another server is sweeping" in said
+    assert await counted(connection) == (2, True)
 
 
 async def test_the_retention_can_be_given_for_once(dsn: str, connection: Any):

@@ -132,13 +132,15 @@ def test_only_what_is_over_is_named(picture: Picture):
 
 
 @given(pictures)
-def test_leftovers_come_first_then_rows_then_leaves(picture: Picture):
-    kinds = [step.kind for step in plan(picture, POLICY).steps]
+def test_rows_come_first_then_leftovers_then_leaves(picture: Picture):
+    decided = plan(picture, POLICY)
+    kinds = [step.kind for step in decided.steps]
 
     ranks = [
-        0 if kind in LEFTOVER_KINDS else 1 + (kind is not Kind.DELETE_UPLOADS) for kind in kinds
+        0 if kind is Kind.DELETE_UPLOADS else 1 + (kind not in LEFTOVER_KINDS) for kind in kinds
     ]
     assert ranks == sorted(ranks)
+    assert [*decided.steps_on_rows, *decided.steps_on_leaves] == decided.steps
     assert sum(kind in LEFTOVER_KINDS for kind in kinds) == sum(
         leaf.state in LEFT_OVER for leaf in picture.leaves
     )
@@ -191,6 +193,18 @@ def test_feed_leaves_go_at_their_age_and_for_no_other_reason(picture: Picture):
         and leaf.span
         and leaf.span.end <= NOW - POLICY.feed_retention
     }
+
+
+@given(pictures)
+def test_a_leaf_that_somebody_has_locked_is_left_alone_and_named_if_it_would_go(picture: Picture):
+    locked = replace(
+        picture, leaves=[replace(leaf, bytes=0, is_locked=True) for leaf in picture.leaves]
+    )
+    free, decided = plan(picture, POLICY), plan(locked, POLICY)
+
+    assert decided.steps_on_leaves == []
+    assert decided.steps_on_rows == free.steps_on_rows
+    assert {one.leaf for one in decided.held} == dropped(free) | {one.leaf for one in free.held}
 
 
 def feed_leaf(end: datetime) -> Leaf:

@@ -1,5 +1,6 @@
 """What the planner is told of the tables, and that an idle look costs next to nothing."""
 
+import asyncio
 import itertools
 import json
 import os
@@ -7,15 +8,17 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 from factories import DAY, HOUR, NOW, ROOMY, Content, make_reservation, make_upload, make_workspace
-from sweeps import PAST, leaf_names, make_leaf, make_old, state_of
+from sweeps import PAST, leaf_names, locked, make_leaf, make_old, state_of
 
 from restante.core.leaves import Span
 from restante.core.retention import Leaf, LeafState, Live
+from restante.errors import TableBusy
 from restante.ids import WorkspaceId
-from restante.store import quotas, retention, uploads
-from restante.store.database import Database, Tx
+from restante.store import leaves, quotas, retention, uploads
+from restante.store.database import Database, Tx, _fact
 from restante.store.leaves import CHUNKS, FEED
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +40,7 @@ async def connection(db_with_leaves: Database, connections: Any) -> Any:
 async def bucket(connection: Tx) -> Leaf:
     """A bucket whose time is over."""
     name = await make_leaf(connection, CHUNKS)
-    return next(leaf for leaf in await retention.all_leaves(connection) if leaf.name == name)
+    return next(leaf for leaf in await leaves.all_leaves(connection) if leaf.name == name)
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ async def test_every_leaf_is_listed_with_its_span_and_its_state(connection: Tx, 
     await retention.seal(connection, sealed)
     await retention.detach(connection, "feed", detached)
 
-    found = {leaf.name: leaf for leaf in await retention.all_leaves(connection)}
+    found = {leaf.name: leaf for leaf in await leaves.all_leaves(connection)}
 
     assert found[bucket.name].span == Span(PAST, PAST + HOUR)
     assert (found[bucket.name].table, found[bucket.name].state) == ("chunks", LeafState.ATTACHED)
@@ -75,9 +78,9 @@ async def test_a_table_that_only_looks_like_ours_is_left_alone(connection: Tx, b
     await connection.execute("create view chunks_20260101_000000 as select 1")
 
     assert "chunks_20260101_000000" not in {
-        leaf.name for leaf in await retention.all_leaves(connection)
+        leaf.name for leaf in await leaves.all_leaves(connection)
     }
-    assert all(leaf.state is LeafState.ATTACHED for leaf in await retention.all_leaves(connection))
+    assert all(leaf.state is LeafState.ATTACHED for leaf in await leaves.all_leaves(connection))
 
 
 async def test_a_size_is_heap_toast_and_indexes(
@@ -164,9 +167,7 @@ async def test_each_bucket_is_told_apart(connection: Tx, bucket: Leaf, workspace
     promise = make_reservation(workspace_id, bucket=PAST + 2 * HOUR)
     await quotas.reserve(connection, promise, ROOMY)
     all_three = [
-        leaf
-        for leaf in await retention.all_leaves(connection)
-        if leaf.name in {bucket.name, *names}
+        leaf for leaf in await leaves.all_leaves(connection) if leaf.name in {bucket.name, *names}
     ]
 
     found = await retention.with_contents(
@@ -197,6 +198,34 @@ async def test_a_bucket_is_in_use_by_an_upload_or_a_promise_however_late(
     assert await retention.is_in_use(connection, bucket.span)
 
 
+async def test_a_leaf_that_somebody_has_locked_is_marked_and_hardly_waited_for(
+    connection: Any, bucket: Leaf, connections: Any
+):
+    """Neither for its bounds nor for its size; the others are measured all the same."""
+    other = await make_leaf(connection, CHUNKS, PAST + HOUR)
+    async with locked(await connections(), bucket.name, "access exclusive"), asyncio.timeout(1):
+        found = await leaves.all_leaves(connection)
+        measured = {leaf.name: leaf for leaf in await retention.with_sizes(connection, found)}
+
+    assert bucket in found
+    assert (measured[bucket.name].bytes, measured[bucket.name].is_locked) == (0, True)
+    assert (measured[other].bytes > 0, measured[other].is_locked) == (True, False)
+    assert await connection.fetchval("show lock_timeout") == "0"
+
+
+async def test_a_leaf_that_an_older_release_has_sealed_is_sealed(connection: Any, bucket: Leaf):
+    """It did so with a constraint; sealing it once more is no mistake."""
+    await connection.execute(
+        f"alter table {bucket.name} add constraint sealed check (false) not valid"
+    )
+    found = {leaf.name: leaf for leaf in await leaves.all_leaves(connection)}
+    await retention.seal(connection, bucket.name)
+    await retention.detach(connection, "chunks", bucket.name)
+
+    assert found[bucket.name].state is LeafState.SEALED
+    assert await state_of(connection, bucket.name) == "detached"
+
+
 async def test_a_sealed_leaf_takes_no_row_and_can_be_sealed_again(
     connection: Any, bucket: Leaf, workspace_id: WorkspaceId
 ):
@@ -205,6 +234,9 @@ async def test_a_sealed_leaf_takes_no_row_and_can_be_sealed_again(
     await retention.seal(connection, bucket.name)
 
     assert await state_of(connection, bucket.name) == "sealed"
+    with pytest.raises(asyncpg.CheckViolationError, match='"sealed"') as refused:
+        await make_old(connection, workspace_id, data=b"y")
+    assert isinstance(_fact(refused.value), TableBusy)
     assert await connection.fetchval("select bytes from chunks") == b"x"
 
 

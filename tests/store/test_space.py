@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -24,7 +24,7 @@ from sweeps import leaf_names, locked, make_leaf, make_old
 from restante.core.space import Lag, States, TableSpace
 from restante.ids import WorkspaceId
 from restante.services.space import SpaceAccount
-from restante.store import feed, retention, space, uploads
+from restante.store import feed, leaves, retention, space, uploads
 from restante.store.database import Database
 from restante.store.leaves import CHUNKS, FEED
 
@@ -43,15 +43,26 @@ async def workspace_id(connection: Any) -> WorkspaceId:
     return await make_workspace(connection)
 
 
-async def table(connection: Any, name: str) -> TableSpace:
-    return next(one for one in await space.tables(connection) if one.name == name)
+@pytest.fixture
+def account(db_with_leaves: Database) -> SpaceAccount:
+    return SpaceAccount(db_with_leaves)
+
+
+async def table(account: SpaceAccount, name: str) -> TableSpace:
+    return next(one for one in (await account.look()).tables if one.name == name)
+
+
+async def counted(connection: Any) -> space.Uploads:
+    return await space.uploads(connection, [], now=NOW)
 
 
 # Tables and leaves
 
 
-async def test_every_table_is_there_and_the_largest_comes_first(connection: Any):
-    found = await space.tables(connection)
+async def test_every_table_is_there_and_the_largest_comes_first(
+    account: SpaceAccount, connection: Any
+):
+    found = (await account.look()).tables
 
     expected = await connection.fetch(
         "select relname from pg_class where relnamespace = 'restante'::regnamespace"
@@ -61,12 +72,14 @@ async def test_every_table_is_there_and_the_largest_comes_first(connection: Any)
     assert [one.bytes for one in found] == sorted((one.bytes for one in found), reverse=True)
 
 
-async def test_leaves_are_part_of_their_table(connection: Any, workspace_id: WorkspaceId):
-    before = await table(connection, "chunks")
+async def test_leaves_are_part_of_their_table(
+    account: SpaceAccount, connection: Any, workspace_id: WorkspaceId
+):
+    before = await table(account, "chunks")
     leaf = await make_leaf(connection, CHUNKS)
     await make_old(connection, workspace_id, 4, data=os.urandom(256 * 1024))
 
-    after = await table(connection, "chunks")
+    after = await table(account, "chunks")
 
     assert after.leaves == before.leaves + 1 == len(await leaf_names(connection, CHUNKS))
     size = await connection.fetchval("select pg_total_relation_size($1::text::regclass)", leaf)
@@ -74,26 +87,28 @@ async def test_leaves_are_part_of_their_table(connection: Any, workspace_id: Wor
     assert size > 4 * 256 * 1024
 
 
-async def test_what_is_left_over_of_a_leaf_still_counts_for_its_table(connection: Any):
+async def test_what_is_left_over_of_a_leaf_still_counts_for_its_table(
+    account: SpaceAccount, connection: Any
+):
     """It takes space until it is dropped, and its name must not become a label."""
     leaf = await make_leaf(connection, FEED)
-    before = await table(connection, "feed")
+    before = await table(account, "feed")
     await retention.detach(connection, "feed", leaf)
 
-    after = await table(connection, "feed")
+    after = await table(account, "feed")
 
-    assert after.bytes == before.bytes
-    assert leaf not in {one.name for one in await space.tables(connection)}
+    assert (after.bytes, after.leaves) == (before.bytes, before.leaves - 1)
+    assert leaf not in {one.name for one in (await account.look()).tables}
 
 
 async def test_live_bytes_are_those_of_the_files_that_are_there(
     connection: Any, workspace_id: WorkspaceId
 ):
-    assert await space.live_bytes(connection) == 0
+    assert (await counted(connection)).bytes == 0
     for size in (10, 200):
         await make_upload(connection, workspace_id, Content(bytes(size)))
 
-    assert await space.live_bytes(connection) == 210
+    assert (await counted(connection)).bytes == 210
 
 
 # Uploads by how far they got
@@ -116,7 +131,7 @@ async def make_states(connection: Any, workspace_id: WorkspaceId, counts: States
 async def test_uploads_are_counted_by_how_far_they_got(connection: Any, workspace_id: WorkspaceId):
     await make_states(connection, workspace_id, States(4, 3, 2, 1))
 
-    assert await space.states(connection, now=NOW) == States(4, 3, 2, 1)
+    assert (await counted(connection)).states == States(4, 3, 2, 1)
 
 
 async def test_the_same_for_each_workspace_those_with_most_waiting_first(
@@ -126,7 +141,7 @@ async def test_the_same_for_each_workspace_those_with_most_waiting_first(
     await make_states(connection, workspace_id, States(1, 1, 5, 0))
     await make_states(connection, other, States(2, 0, 0, 1))
 
-    found = await space.workspaces(connection, now=NOW)
+    found = (await counted(connection)).workspaces
 
     assert [(one.workspace_id, one.states, one.waiting_bytes) for one in found] == [
         (other, States(2, 0, 0, 1), 30),
@@ -141,7 +156,7 @@ async def test_a_workspace_that_has_acknowledged_everything_waits_for_nothing(
 ):
     await make_states(connection, workspace_id, States(0, 0, 2, 0))
 
-    (found,) = await space.workspaces(connection, now=NOW)
+    (found,) = (await counted(connection)).workspaces
 
     assert (found.waiting_bytes, found.waiting_since) == (0, None)
 
@@ -152,7 +167,7 @@ async def test_only_so_many_workspaces_are_shown(connection: Any):
         workspace_id = await make_workspace(connection)
         await make_upload(connection, workspace_id)
 
-    assert len(await space.workspaces(connection, now=NOW)) == 20
+    assert len((await counted(connection)).workspaces) == 20
     assert len(await space.lags(connection)) == 20
 
 
@@ -186,7 +201,7 @@ async def test_an_open_transaction_is_no_pin_in_its_first_minute(connection: Any
     async with reader.transaction():
         await reader.execute("select from uploads")
 
-        found = await space.pins(connection, now=NOW)
+        found = await space.pins(connection)
 
     assert f"process {reader.get_server_pid()}" not in {pin.who.split(" (")[0] for pin in found}
 
@@ -206,7 +221,7 @@ async def test_a_transaction_that_has_been_open_for_long_is_named_with_the_way_o
     async with reader.transaction():
         await reader.execute("select from uploads")
 
-        found = await space.pins(connection, now=NOW)
+        found = await space.pins(connection)
 
     (pin,) = [pin for pin in found if pin.who.startswith(f"process {pid} ")]
     assert pin.what == "an open transaction"
@@ -228,11 +243,43 @@ async def test_a_replication_slot_is_named_with_the_log_it_keeps(
 ):
     await make_upload(connection, workspace_id, Content(bytes(200_000)))
 
-    (pin,) = [pin for pin in await space.pins(connection, now=NOW) if slot in pin.who]
+    (pin,) = [pin for pin in await space.pins(connection) if slot in pin.who]
 
     assert pin.bytes > 0
     assert "nobody reads it" in pin.what
     assert "drop the slot" in pin.way_out
+
+
+async def test_workspaces_that_do_not_fetch_are_named_those_with_most_first(connection: Any):
+    """An hour is given to everybody; what was fetched or has been acknowledged does not count."""
+    sizes = (10, 60, 20, 50, 40, 30)
+    ids = [await make_workspace(connection) for _ in sizes]
+    for workspace_id, size in zip(ids, sizes, strict=True):
+        await make_upload(connection, workspace_id, Content(bytes(size)), now=NOW - 2 * HOUR)
+        await make_upload(connection, workspace_id, Content(bytes(999)), now=NOW)
+    fetched = await make_upload(connection, ids[0], Content(bytes(998)), now=NOW - 2 * HOUR)
+    await uploads.mark_fetched(connection, ids[0], fetched, now=NOW)
+    acked = await make_upload(connection, ids[2], Content(bytes(997)), now=NOW - 2 * HOUR)
+    await uploads.acknowledge(connection, ids[2], acked, now=NOW)
+
+    silent = (await counted(connection)).silent
+
+    assert [pin.bytes for pin in silent] == [60, 50, 40, 30, 20]
+    assert silent[0].who == f"workspace {ids[1]}"
+    assert silent[0].what == "1 files that it does not fetch"
+    assert silent[0].seconds == 2 * 3600
+
+
+async def test_uploads_are_counted_in_one_pass_over_the_table(
+    connection: Any, workspace_id: WorkspaceId
+):
+    """Every server does it every five minutes, and the table may have millions of rows."""
+    await make_upload(connection, workspace_id)
+    explained = await connection.fetchval(
+        f"explain (format json) {space.queries.uploads}", NOW, [NOW], 20, 5
+    )
+
+    assert explained.count('"Relation Name": "uploads"') == 1
 
 
 # Growth
@@ -281,14 +328,18 @@ async def test_two_servers_that_sample_at_once_keep_one(connection: Any):
 # Leaves ahead
 
 
+async def lead_at(connection: Any, now: datetime) -> dict[str, float]:
+    return leaves.lead_seconds(await leaves.all_leaves(connection), now=now)
+
+
 async def test_the_lead_is_the_end_of_the_last_leaf(connection: Any):
     end = max(
         leaf.span.end
-        for leaf in await retention.all_leaves(connection)
+        for leaf in await leaves.all_leaves(connection)
         if leaf.span and leaf.table == "chunks"
     )
 
-    lead = await space.lead_seconds(connection, now=end - HOUR)
+    lead = await lead_at(connection, end - HOUR)
 
     assert lead["chunks"] == pytest.approx(3600)
     assert set(lead) == {"chunks", "feed"}
@@ -296,13 +347,13 @@ async def test_the_lead_is_the_end_of_the_last_leaf(connection: Any):
 
 async def test_without_leaves_there_is_no_lead(db: Database):
     async with db.connection() as connection:
-        assert await space.lead_seconds(connection, now=NOW) == {"chunks": 0, "feed": 0}
+        assert await lead_at(connection, NOW) == {"chunks": 0, "feed": 0}
 
 
 async def test_past_leaves_give_no_lead(connection: Any):
     later = NOW + 30 * DAY
 
-    assert await space.lead_seconds(connection, now=later) == {"chunks": 0, "feed": 0}
+    assert await lead_at(connection, later) == {"chunks": 0, "feed": 0}
 
 
 # All of it
@@ -342,6 +393,17 @@ async def test_a_look_shows_each_leaf_and_of_a_bucket_what_lives_in_it(
         *await leaf_names(connection, FEED),
     }
     assert {one.live_bytes for one in seen if one.name.startswith("feed")} == {None}
+
+
+async def test_a_look_does_not_wait_for_a_leaf_that_somebody_has_locked(
+    account: SpaceAccount, connection: Any, connections: Any
+):
+    leaf = await make_leaf(connection, CHUNKS)
+    async with locked(await connections(), leaf, "access exclusive"), asyncio.timeout(2):
+        seen = await account.look()
+
+    assert leaf not in {one.name for one in seen.leaves}
+    assert {"chunks", "feed", "uploads"} <= {one.name for one in seen.tables}
 
 
 async def test_a_look_does_not_wait_for_a_leaf_that_is_being_taken_away(

@@ -2,11 +2,13 @@
 
 import asyncio
 import hashlib
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from factories import (
+    NOW,
     Counters,
     counters,
     make_message,
@@ -115,6 +117,68 @@ async def test_what_waits_outlives_its_workspace_and_meets_it_again(db_with_leav
         assert not await workspaces.revive(
             connection, workspace_id, DETAILS, hash_of("newer"), "secret"
         )
+
+
+async def test_a_removed_workspace_is_forgotten_when_nothing_of_it_is_left(tx: Tx):
+    """Or the table would grow with every workspace that ever was."""
+    removed, still_there = await make_workspace(tx), await make_workspace(tx)
+    await workspaces.remove(tx, removed)
+
+    early = await forget_removed(tx, timedelta(0))
+    late = await forget_removed(tx, timedelta(days=90))
+
+    assert (early, late) == (0, 1)
+    assert await workspaces.get(tx, removed) is None
+    assert await tx.fetchval("select count(*) from feeds where workspace_id = $1", removed) == 0
+    assert await workspaces.get(tx, still_there)
+
+
+@pytest.mark.parametrize("kept", ["file", "row", "promise"])
+async def test_a_removed_workspace_stays_while_anything_of_it_is_kept(
+    db_with_leaves: Database, kept: str
+):
+    """Who comes back has to meet what waited."""
+    async with db_with_leaves.connection() as connection:
+        workspace_id = await make_workspace(connection)
+        if kept == "file":
+            await uploads.publish(connection, make_publication(workspace_id))
+            await connection.execute("update feeds set trimmed_seq = last_seq")
+        elif kept == "row":
+            await feed.append(connection, workspace_id, make_message(), now=NOW)
+        else:
+            await connection.execute(
+                "insert into reservations values ($1, $2, now(), 1, 1, now())",
+                *(uuid4(), workspace_id),
+            )
+        await workspaces.remove(connection, workspace_id)
+
+        assert await forget_removed(connection, timedelta(days=90)) == 0
+        assert await workspaces.get(connection, workspace_id)
+
+
+async def test_a_workspace_that_is_coming_back_is_not_forgotten(
+    connections: Any,
+):
+    """The one who registers holds the row; forgetting does not wait for it, and leaves it."""
+    returning, forgetting = await connections(), await connections()
+    workspace_id = await make_workspace(returning)
+    await workspaces.remove(returning, workspace_id)
+
+    async with returning.transaction():
+        await workspaces.revive(returning, workspace_id, DETAILS, hash_of("new"), "secret")
+        forgotten = await forget_removed(forgetting, timedelta(days=90))
+
+    assert forgotten == 0
+    assert await forget_removed(forgetting, timedelta(days=90)) == 0
+    stored = await workspaces.get(forgetting, workspace_id)
+    assert stored
+    assert stored.status == "active"
+
+
+async def forget_removed(connection: Tx, after: timedelta) -> int:
+    return await workspaces.forget_removed(
+        connection, seen_before=datetime.now(UTC) - timedelta(seconds=1) + after, limit=10
+    )
 
 
 async def test_changes_are_kept(tx: Tx):

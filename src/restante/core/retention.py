@@ -13,6 +13,8 @@ from enum import StrEnum
 from restante.core.leaves import Span
 from restante.ids import WorkspaceId
 
+_INTERRUPTED = "an earlier pass was interrupted"
+
 
 class LeafState(StrEnum):
     """Where a leaf is on its way out."""
@@ -55,6 +57,7 @@ class Leaf:
     span: Span | None  # unknown once its detaching began
     live: Live = Live(0, 0)
     arriving: int = 0  # uploads on their way into it
+    is_locked: bool = False  # somebody has locked it against everybody; its bytes are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +85,9 @@ class Policy:
 class Kind(StrEnum):
     """What a step does."""
 
+    DELETE_UPLOADS = "delete uploads"
     FINISH_DETACH = "finish detaching"
     DROP_DETACHED = "drop what was left over"
-    DELETE_UPLOADS = "delete uploads"
     MOVE_FILES = "move live files"
     DROP_BUCKET = "drop a bucket"
     TRIM_FEED = "trim the feed"
@@ -119,6 +122,15 @@ class Plan:
     held: Sequence[Held]
 
     @property
+    def steps_on_rows(self) -> list[Step]:
+        """They come first."""
+        return [step for step in self.steps if step.leaf is None]
+
+    @property
+    def steps_on_leaves(self) -> list[Step]:
+        return [step for step in self.steps if step.leaf]
+
+    @property
     def bytes_to_come_back(self) -> int:
         return sum(step.bytes for step in self.steps)
 
@@ -127,36 +139,37 @@ def plan(picture: Picture, policy: Policy) -> Plan:
     """
     Decide what to do.
 
-    What an earlier pass left half done comes first, then the rows that are due, then whole leaves:
-    a bucket that the deletions empty goes in the same pass.
+    The rows that are due come first: a bucket that this empties goes in the same pass, and nothing
+    that is wrong with a leaf can keep them.  Then what an earlier pass left half done, because
+    Postgres detaches one leaf of a table at a time; then whole leaves.
     """
-    steps = [*_leftovers(picture), *_due_uploads(picture)]
-    held: list[Held] = []
-    for leaf in picture.leaves:
-        if leaf.state in {LeafState.ATTACHED, LeafState.SEALED} and leaf.span:
-            decided = _bucket(leaf, picture.now, policy) if leaf.table == "chunks" else None
-            steps += decided if isinstance(decided, list) else []
-            held += [decided] if isinstance(decided, Held) else []
-            steps += _feed(leaf, picture.now, policy) if leaf.table == "feed" else []
+    steps, held = list(_due_uploads(picture)), list[Held]()
+    for leaf in sorted(picture.leaves, key=_is_attached):
+        decided = _decided(leaf, picture.now, policy)
+        if isinstance(decided, Held):
+            held.append(decided)
+        elif decided and leaf.is_locked:
+            held.append(Held(leaf.name, leaf.bytes, "somebody has it locked just now"))
+        else:
+            steps += decided
     return Plan(steps, held)
 
 
-def _leftovers(picture: Picture) -> Iterator[Step]:
-    for leaf in picture.leaves:
-        if leaf.state is LeafState.DETACHING:
-            yield Step(
-                Kind.FINISH_DETACH,
-                leaf,
-                bytes=leaf.bytes,
-                why="an earlier pass was interrupted",
-            )
-        elif leaf.state is LeafState.DETACHED:
-            yield Step(
-                Kind.DROP_DETACHED,
-                leaf,
-                bytes=leaf.bytes,
-                why="an earlier pass was interrupted",
-            )
+def _is_attached(leaf: Leaf) -> bool:
+    return leaf.state in {LeafState.ATTACHED, LeafState.SEALED}
+
+
+def _decided(leaf: Leaf, now: datetime, policy: Policy) -> Sequence[Step] | Held:
+    """The steps on one leaf, none while it is in use; or why it has to stay."""
+    if leaf.state is LeafState.DETACHING:
+        return [Step(Kind.FINISH_DETACH, leaf, bytes=leaf.bytes, why=_INTERRUPTED)]
+    if leaf.state is LeafState.DETACHED:
+        return [Step(Kind.DROP_DETACHED, leaf, bytes=leaf.bytes, why=_INTERRUPTED)]
+    if leaf.span is None:
+        return []
+    if leaf.table == "chunks":
+        return _bucket(leaf, leaf.span, now, policy)
+    return _feed(leaf, leaf.span, now, policy)
 
 
 def _due_uploads(picture: Picture) -> Iterator[Step]:
@@ -166,11 +179,10 @@ def _due_uploads(picture: Picture) -> Iterator[Step]:
         yield Step(Kind.DELETE_UPLOADS, rows=due, why=why)
 
 
-def _bucket(leaf: Leaf, now: datetime, policy: Policy) -> list[Step] | Held | None:
-    """Drop it, empty it and drop it, or say who is in the way; None while it is in use."""
-    assert leaf.span is not None  # noqa: S101 - the caller has looked
-    if now < leaf.span.end + policy.settling:
-        return None
+def _bucket(leaf: Leaf, span: Span, now: datetime, policy: Policy) -> Sequence[Step] | Held:
+    """Drop it, empty it and drop it, or say who is in the way."""
+    if now < span.end + policy.settling:
+        return []
     if leaf.arriving:
         return Held(leaf.name, leaf.bytes, f"{leaf.arriving} uploads are still arriving in it")
     live = leaf.live
@@ -185,9 +197,8 @@ def _bucket(leaf: Leaf, now: datetime, policy: Policy) -> list[Step] | Held | No
     return Held(leaf.name, leaf.bytes, f"{live.files} files live in it", live.holder)
 
 
-def _feed(leaf: Leaf, now: datetime, policy: Policy) -> list[Step]:
-    assert leaf.span is not None  # noqa: S101 - the caller has looked
-    if leaf.span.end > now - policy.feed_retention:
+def _feed(leaf: Leaf, span: Span, now: datetime, policy: Policy) -> Sequence[Step]:
+    if span.end > now - policy.feed_retention:
         return []
     why = f"its last row is older than {policy.feed_retention.total_seconds() / 86400:g} days"
     return [Step(Kind.TRIM_FEED, leaf, bytes=leaf.bytes, why=why)]

@@ -23,7 +23,7 @@ class LeafSpace:
 
     name: str
     bytes: int
-    live_bytes: int | None  # None: not a bucket, or too much to count
+    live_bytes: int | None  # None: not a bucket
 
     @property
     def dead_bytes(self) -> int | None:

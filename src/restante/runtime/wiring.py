@@ -24,6 +24,7 @@ from restante.runtime.metrics import Metrics
 from restante.services.capacity import Capacity
 from restante.services.delivery import Delivery
 from restante.services.feed import Feed
+from restante.services.inventory import Inventory
 from restante.services.phantoms import Phantoms
 from restante.services.push import Push
 from restante.services.rates import Rate
@@ -127,8 +128,8 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
         async with db.connection() as connection:
             await retention.keep_choice(connection, _choice(settings))
         loops = _loops(settings, db, context, upkeep)
-        context.metrics.expect_loops(loop.name for loop in loops)
-        await stack.enter_async_context(Loops(loops, context.metrics))
+        context.metrics.loops.expect(loop.name for loop in loops)
+        await stack.enter_async_context(Loops(loops, context.metrics.loops))
         yield app.build(context), token_file
 
 
@@ -138,6 +139,7 @@ class Operator:
 
     sweeping: Sweeping
     space: SpaceAccount
+    inventory: Inventory
 
 
 @asynccontextmanager
@@ -147,8 +149,10 @@ async def operator(settings: Settings) -> AsyncIterator[Operator]:
     async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
         await Readiness(db, migrate.shipped()).check()
         settings = await _as_the_servers_have_it(settings, db)
-        delivery = _delivery(settings, db, Wakeups(db, Listener(dsn)))
-        yield Operator(_sweeping(settings, db, delivery), SpaceAccount(db))
+        wakeups = Wakeups(db, Listener(dsn))
+        delivery = _delivery(settings, db, wakeups)
+        yield Operator(_sweeping(settings, db, delivery), SpaceAccount(db), Inventory(db, delivery))
+        await wakeups.tell_now()  # the polls that wait are at the servers
 
 
 def _choice(settings: Settings) -> Choice:
@@ -182,19 +186,26 @@ def _loops(settings: Settings, db: Database, context: Context, upkeep: Upkeep) -
     phantoms = Phantoms(
         db,
         stale=timedelta(seconds=settings.phantom_stale_seconds),
-        count=metrics.phantom_busy_resets.inc,
+        count=metrics.sweep.phantom_busy_resets.inc,
     )
 
+    async def look_after_leaves() -> None:
+        try:
+            await upkeep.create_leaves()
+        finally:  # the lead is most worth showing when none can be created
+            metrics.space.saw_lead(await upkeep.lead_seconds())
+
     async def sweep() -> None:
-        await context.sweeping.one_pass(metrics)
+        await context.sweeping.one_pass(metrics.sweep)
 
     async def look_at_space() -> None:
         metrics.saw_space(await context.space.sample())
 
     sweep_seconds = settings.sweep_interval_seconds
     return [
-        Loop("leaves", upkeep.create_leaves, upkeep.seconds_between_looks, deadline_seconds=30),
+        Loop("leaves", look_after_leaves, upkeep.seconds_between_looks, deadline_seconds=30),
         Loop("expired", upkeep.forget_expired, interval_seconds=60, deadline_seconds=30),
+        Loop("removed", upkeep.forget_removed, interval_seconds=300, deadline_seconds=30),
         Loop("sweep", sweep, sweep_seconds, deadline_seconds=_SWEEP_SECONDS),
         Loop("space", look_at_space, interval_seconds=300, deadline_seconds=30),
         Loop("phantoms", phantoms.reset, interval_seconds=300, deadline_seconds=30),

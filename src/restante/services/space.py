@@ -1,14 +1,15 @@
 """Space accounting: what there is, what holds it, and when the disk is full."""
 
 import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from restante.core.retention import LeafState
-from restante.core.space import LeafSpace, Space
-from restante.store import retention, space
+from restante.core.retention import Leaf, LeafState
+from restante.core.space import LeafSpace, Space, TableSpace
+from restante.store import leaves, space
 from restante.store.database import Database, Tx
-
-_COUNTED_PER_BUCKET = 10_000
+from restante.store.space import Relation
 
 
 class SpaceAccount:
@@ -18,19 +19,24 @@ class SpaceAccount:
         self._db = db
 
     async def look(self) -> Space:
-        """The whole picture.  Reads only."""
+        """The whole picture.  Reads only, each table once."""
         now = datetime.now(UTC)
         async with self._db.transaction(readonly=True) as tx:
+            found = await leaves.all_leaves(tx)
+            buckets = _buckets(found)
+            relations = await space.relations(tx)
+            uploads = await space.uploads(tx, [start for start, _ in buckets], now=now)
+            live = {name: uploads.live_bytes.get(n, 0) for n, (_, name) in enumerate(buckets, 1)}
             return Space(
-                tables=await space.tables(tx),
-                leaves=await _leaves(tx, now),
-                live_bytes=await space.live_bytes(tx),
-                states=await space.states(tx, now=now),
+                tables=_tables(relations, found),
+                leaves=_leaves(relations, found, live),
+                live_bytes=uploads.bytes,
+                states=uploads.states,
                 workspaces_active=await space.workspaces_active(tx),
-                workspaces=await space.workspaces(tx, now=now),
+                workspaces=uploads.workspaces,
                 lags=await space.lags(tx),
-                pins=await space.pins(tx, now=now),
-                lead_seconds=await space.lead_seconds(tx, now=now),
+                pins=[*await space.pins(tx), *uploads.silent],
+                lead_seconds=leaves.lead_seconds(found, now=now),
                 growth_bytes_per_day=await space.growth_bytes_per_day(tx, now=now),
                 free_bytes=await _free_bytes(tx),
             )
@@ -43,26 +49,45 @@ class SpaceAccount:
         return seen
 
 
-async def _leaves(tx: Tx, now: datetime) -> list[LeafSpace]:
-    """
-    Every leaf, the largest first; what lives in a bucket is counted as far as is cheap.
+def _buckets(found: Sequence[Leaf]) -> list[tuple[datetime, str]]:
+    """The beginnings and names of the buckets that take or have files, oldest first."""
+    return sorted(
+        (leaf.span.start, leaf.name)
+        for leaf in found
+        if leaf.table == leaves.CHUNKS.name and leaf.span
+    )
 
-    One that is being detached is not measured: whoever finishes that waits for us to end.
-    """
-    there = [
-        leaf for leaf in await retention.all_leaves(tx) if leaf.state is not LeafState.DETACHING
-    ]
-    found = await retention.with_sizes(tx, there)
-    buckets = [leaf for leaf in found if leaf.table == "chunks" and leaf.span]
-    long_ago = datetime.fromtimestamp(0, UTC)
-    counted = {
-        leaf.name: leaf.live.bytes if leaf.live.counted else None
-        for leaf in await retention.with_contents(
-            tx, buckets, acked_before=long_ago, now=now, limit=_COUNTED_PER_BUCKET
+
+def _tables(relations: Sequence[Relation], found: Sequence[Leaf]) -> list[TableSpace]:
+    """Every table, the largest first; leaves and what is left over of them are part of theirs."""
+    table_of = {leaf.name: leaf.table for leaf in found}
+    parts: dict[str, list[Relation]] = {}
+    for relation in relations:
+        parts.setdefault(table_of.get(relation.name, relation.name), []).append(relation)
+    count = Counter(leaf.table for leaf in found if leaf.state is not LeafState.DETACHED)
+    tables = [
+        TableSpace(
+            name,
+            bytes=sum(part.bytes or 0 for part in its),
+            dead_rows=sum(part.dead_rows for part in its),
+            leaves=count[name],
         )
-    }
-    leaves = [LeafSpace(leaf.name, leaf.bytes, counted.get(leaf.name)) for leaf in found]
-    return sorted(leaves, key=lambda leaf: (-leaf.bytes, leaf.name))
+        for name, its in parts.items()
+    ]
+    return sorted(tables, key=lambda table: (-table.bytes, table.name))
+
+
+def _leaves(
+    relations: Sequence[Relation], found: Sequence[Leaf], live: Mapping[str, int]
+) -> list[LeafSpace]:
+    """Every leaf, the largest first, but for those that somebody is taking away just now."""
+    names = {leaf.name for leaf in found if leaf.state is not LeafState.DETACHING}
+    measured = [
+        LeafSpace(relation.name, relation.bytes, live.get(relation.name))
+        for relation in relations
+        if relation.name in names and relation.bytes is not None
+    ]
+    return sorted(measured, key=lambda leaf: (-leaf.bytes, leaf.name))
 
 
 async def _free_bytes(tx: Tx) -> int | None:

@@ -1,14 +1,14 @@
 """
 One pass of the sweep: look, plan, and carry the plan out.
 
-Rows are deleted in batches that skip what a client holds, so any number of servers may do it at
-once.  Leaves are handled by one of them at a time.  A step that finds somebody in its way gives up
-in time, says so, and is planned again by the next pass; a step that was interrupted is found and
-finished.
+Rows are deleted first, in batches that skip what a client holds, so any number of servers may do it
+at once.  Leaves are handled by one of them at a time.  A step that finds somebody in its way gives
+up in time, says so, and is planned again by the next pass; a step that was interrupted is found
+and finished.
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,7 +21,7 @@ from restante.core.retention import Kind, Leaf, LeafState, Picture, Plan, Policy
 from restante.core.uploads import Swept, bucket_of
 from restante.errors import TableBusy
 from restante.services.delivery import Delivery
-from restante.store import locks, retention
+from restante.store import leaves, locks, retention
 from restante.store.database import Database, Tx, translated
 from restante.store.retention import LEAF_LOCK_MILLISECONDS
 
@@ -31,6 +31,7 @@ _COUNT_LIMIT = 10_000
 _FILES_PER_LOOK = 100
 
 _TIME_IS_OVER = "the time of this pass is over"
+ELSEWHERE = "another server is sweeping"
 
 Tell = Callable[[Step, str], None]
 Detach = Callable[[Tx, str, str], Awaitable[None]]
@@ -47,8 +48,14 @@ class Report:
     swept: Swept = field(default_factory=Swept)
     done: list[Step] = field(default_factory=list[Step])
     postponed: list[tuple[Step, str]] = field(default_factory=list[tuple[Step, str]])
-    bytes_back: int = 0
+    bytes_dropped: int = 0
+    bytes_moved: int = 0  # written again, into another bucket
     began: float = field(default_factory=time.monotonic)
+
+    @property
+    def bytes_back(self) -> int:
+        """As the filesystem sees it: below 0 if files were moved out of what could not go yet."""
+        return self.bytes_dropped - self.bytes_moved
 
     @property
     def seconds(self) -> float:
@@ -56,14 +63,22 @@ class Report:
         return time.monotonic() - self.began
 
     @property
+    def obstacles(self) -> list[tuple[Step, str]]:
+        """What had to be left, but for what another server is at: that gets done."""
+        return [(step, why) for step, why in self.postponed if why != ELSEWHERE]
+
+    @property
     def did_something(self) -> bool:
-        return bool(self.swept.total or self.done or self.postponed)
+        on_leaves = any(step.leaf for step in self.done)
+        return bool(self.swept.total or on_leaves or self.obstacles)
 
 
 class Observer(Protocol):
     """Hears how each pass ended."""
 
-    def swept(self, acked: int, expired: int, bytes_back: int, postponed: int) -> None: ...
+    def swept(self, acked: int, expired: int) -> None: ...
+    def gave_back(self, dropped: int, moved: int) -> None: ...
+    def postponed(self, steps: int) -> None: ...
     def sweep_failed(self) -> None: ...
 
 
@@ -114,14 +129,12 @@ class Sweeping:
         plan = rules.plan(picture, self._policy)
         # Look closely again until a close look finds nothing left to do.
         self._settled = frozenset()
-        # Rows first: they need no lock, so whatever is wrong with a leaf cannot keep them.
         delete = partial(self._delete, stop_at=report.began + self._budget_seconds / 2)
-        for step in plan.steps:
-            if step.kind is Kind.DELETE_UPLOADS:
-                await self._try(step, report, tell, delete)
-        stop_at = report.began + self._budget_seconds
-        if await self._sweep_leaves(plan, report, tell, stop_at) and not report.postponed:
-            self._settled = frozenset(leaf.name for leaf in picture.leaves)
+        for step in plan.steps_on_rows:
+            await self._try(step, report, tell, delete)
+        is_done = await self._sweep_leaves(plan.steps_on_leaves, report, tell)
+        if is_done and not report.postponed:
+            self._settled = frozenset(leaf.name for leaf in picture.leaves if not leaf.is_locked)
 
     async def _picture(self, connection: Tx, *, closely: bool) -> Picture:
         """
@@ -135,7 +148,7 @@ class Sweeping:
         acked, expired = await retention.due_uploads(
             connection, acked_before=acked_before, expired_before=now
         )
-        found = await retention.all_leaves(connection)
+        found = await leaves.all_leaves(connection)
         past = [leaf for leaf in found if self._is_past(leaf, now)]
         is_new = any(leaf.name not in self._settled for leaf in past)
         closely = closely or bool(acked or expired) or is_new
@@ -169,10 +182,10 @@ class Sweeping:
         except TableBusy as error:
             postponed = str(error)
         if postponed:
-            report.postponed.append((step, postponed))
+            _postpone(step, postponed, report, tell)
         else:
             report.done.append(step)
-        tell(step, postponed or "done")
+            tell(step, "done")
 
     async def _delete(self, _step: Step, report: Report, *, stop_at: float) -> str | None:
         async for batch in self._delivery.sweep_by_batches(now=datetime.now(UTC)):
@@ -181,9 +194,8 @@ class Sweeping:
                 return _TIME_IS_OVER
         return None
 
-    async def _sweep_leaves(self, plan: Plan, report: Report, tell: Tell, stop_at: float) -> bool:
+    async def _sweep_leaves(self, steps: Sequence[Step], report: Report, tell: Tell) -> bool:
         """The steps on leaves, as far as the time allows; False if another server is at them."""
-        steps = [step for step in plan.steps if step.kind is not Kind.DELETE_UPLOADS]
         if not steps:
             return True
         async with (
@@ -193,19 +205,28 @@ class Sweeping:
         ):
             if not is_ours:
                 log.debug("sweep_elsewhere")
+                for step in steps:
+                    _postpone(step, ELSEWHERE, report, tell)
                 return False
             # Another server may have done some of it since we looked.
-            found = {(leaf.name, leaf.state) for leaf in await retention.all_leaves(connection)}
+            found = {(leaf.name, leaf.state) for leaf in await leaves.all_leaves(connection)}
             left = [s for s in steps if s.leaf and (s.leaf.name, s.leaf.state) in found]
-            work = _LeafWork(connection, stop_at)
+            work = _LeafWork(connection, stop_at=report.began + self._budget_seconds)
             for step in left:
                 await self._try(step, report, tell, work.carry_out)
         return len(left) == len(steps)
 
 
+def _postpone(step: Step, why: str, report: Report, tell: Tell) -> None:
+    report.postponed.append((step, why))
+    tell(step, why)
+
+
 def _account(report: Report, observer: Observer) -> None:
     swept = report.swept
-    observer.swept(swept.acked, swept.expired, report.bytes_back, len(report.postponed))
+    observer.swept(swept.acked, swept.expired)
+    observer.gave_back(report.bytes_dropped, report.bytes_moved)
+    observer.postponed(len(report.obstacles))
     if not report.did_something:
         return
     log.info(
@@ -248,13 +269,13 @@ class _LeafWork:
             case Kind.DROP_DETACHED:
                 pass
             case Kind.MOVE_FILES:
-                return await self._move_files(leaf)
+                return await self._move_files(leaf, report)
             case Kind.DROP_BUCKET:
                 if not await self._detach_bucket(leaf):
                     return "something still lives in it"
             case _:
                 await self._detach_trimmed(leaf)
-        report.bytes_back += await retention.drop(self._connection, leaf.name)
+        report.bytes_dropped += await retention.drop(self._connection, leaf.name)
         return None
 
     async def _detach_bucket(self, leaf: Leaf) -> bool:
@@ -277,18 +298,16 @@ class _LeafWork:
         await how(self._connection, leaf.table, leaf.name)
         self._half_way.remove(leaf.table)
 
-    async def _move_files(self, leaf: Leaf) -> str | None:
+    async def _move_files(self, leaf: Leaf, report: Report) -> str | None:
         assert leaf.span is not None  # noqa: S101 - it is attached
         while found := await retention.files_in(self._connection, leaf.span, _FILES_PER_LOOK):
-            moved = 0
+            before = report.bytes_moved
             for workspace_id, file_id in found:
                 if self._out_of_time:
                     return _TIME_IS_OVER
                 to = bucket_of(datetime.now(UTC))
-                moved += (
-                    await retention.move_file(self._connection, workspace_id, file_id, to=to)
-                    is not None
-                )
-            if not moved:
+                size = await retention.move_file(self._connection, workspace_id, file_id, to=to)
+                report.bytes_moved += size or 0
+            if report.bytes_moved == before:
                 return "clients hold what is left in it"
         return None

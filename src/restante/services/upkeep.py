@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from restante.services.delivery import Delivery
-from restante.store import leaves
+from restante.store import leaves, workspaces
 from restante.store.database import Database
 
 log = structlog.get_logger()
@@ -15,6 +15,7 @@ _FEED_LEAVES = 12
 _LEAST_FEED_WIDTH = timedelta(minutes=1)
 _LEAST_LEAD = timedelta(hours=6)
 _MOST_LEAVES_AHEAD = 60
+_FORGOTTEN_AT_ONCE = 1000
 
 
 class Upkeep:
@@ -25,6 +26,7 @@ class Upkeep:
     ) -> None:
         self._db = db
         self._delivery = delivery
+        self._feed_retention = feed_retention
         minutes = feed_retention / _FEED_LEAVES // _LEAST_FEED_WIDTH
         self._widths = {
             leaves.CHUNKS: bucket,
@@ -47,11 +49,27 @@ class Upkeep:
             if created:
                 log.info("leaves_created", table=table.name, count=len(created))
 
+    async def lead_seconds(self) -> dict[str, float]:
+        """How far ahead of the clock each table has leaves."""
+        async with self._db.connection() as connection:
+            found = await leaves.all_leaves(connection)
+        return leaves.lead_seconds(found, now=datetime.now(UTC))
+
     async def forget_expired(self) -> None:
         """Give back the room of uploads that never ended, and forget old keys."""
         forgotten = await self._delivery.forget_expired(now=datetime.now(UTC))
         if forgotten:
             log.info("expired_forgotten", count=forgotten)
+
+    async def forget_removed(self) -> None:
+        """Forget workspaces that were removed so long ago that nothing of them is kept."""
+        seen_before = datetime.now(UTC) - self._feed_retention
+        async with self._db.connection() as connection:
+            forgotten = await workspaces.forget_removed(
+                connection, seen_before=seen_before, limit=_FORGOTTEN_AT_ONCE
+            )
+        if forgotten:
+            log.info("workspaces_forgotten", count=forgotten)
 
 
 def _lead(width: timedelta) -> timedelta:

@@ -5,15 +5,16 @@ A new leaf is built apart and then attached, which takes no lock that a writer w
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from restante.core import leaves as rules
 from restante.core.leaves import Span
+from restante.core.retention import Leaf, LeafState
 from restante.store import sql
-from restante.store.database import Database, Tx
+from restante.store.database import Database, Row, Tx
 
 queries = sql.load("leaves")
 
@@ -46,15 +47,36 @@ CHUNKS = Table(
     options="with (autovacuum_enabled = off, toast.autovacuum_enabled = off)",
 )
 FEED = Table("feed", key=_uuid_floor, moment=_uuid_moment)
+TABLES = {table.name: table for table in (CHUNKS, FEED)}
+
+
+async def all_leaves(connection: Tx) -> list[Leaf]:
+    """Every leaf and leftover, without sizes and contents.  Waits for nobody's lock."""
+    return [_leaf(row) for row in await connection.fetch(queries.leaves)]
+
+
+def _leaf(row: Row) -> Leaf:
+    table = TABLES[row["table_name"]]
+    span = _span_of(table, row["bounds"]) if row["bounds"] else None
+    return Leaf(table.name, row["name"], LeafState(row["state"]), bytes=0, span=span)
 
 
 async def spans_of(connection: Tx, table: Table) -> list[Span]:
     """The stretches of time that have a leaf."""
-    rows = await connection.fetch(queries.leaves_of, table.name)
-    return [span_of(table, row["bounds"]) for row in rows]
+    found = await all_leaves(connection)
+    return [leaf.span for leaf in found if leaf.table == table.name and leaf.span]
 
 
-def span_of(table: Table, bounds: str) -> Span:
+def lead_seconds(found: Sequence[Leaf], *, now: datetime) -> dict[str, float]:
+    """How far ahead of the clock each partitioned table has leaves."""
+    lead = dict.fromkeys(TABLES, 0.0)
+    for leaf in found:
+        if leaf.span:
+            lead[leaf.table] = max(lead[leaf.table], (leaf.span.end - now).total_seconds())
+    return lead
+
+
+def _span_of(table: Table, bounds: str) -> Span:
     """The stretch of time in a leaf's bounds as Postgres prints them."""
     found = _BOUNDS.search(bounds)
     assert found is not None  # noqa: S101 - we have made no other leaves

@@ -14,14 +14,12 @@ from uuid import UUID
 import asyncpg
 
 from restante.core.leaves import Span
-from restante.core.retention import Holder, Leaf, LeafState, Live
+from restante.core.retention import Holder, Leaf, Live
 from restante.ids import FileId, WorkspaceId
-from restante.store import leaves, sql
+from restante.store import space, sql
 from restante.store.database import Row, Tx
 
 queries = sql.load("retention")
-
-TABLES = {table.name: table for table in (leaves.CHUNKS, leaves.FEED)}
 
 # Above Postgres's deadlock_timeout, so that an autovacuum in the way is told to yield.
 LEAF_LOCK_MILLISECONDS = 1500
@@ -61,21 +59,13 @@ async def choice(connection: Tx) -> Choice | None:
     return Choice(timedelta(seconds=row["ack_seconds"]), timedelta(seconds=row["feed_seconds"]))
 
 
-async def all_leaves(connection: Tx) -> list[Leaf]:
-    """Every leaf and leftover, without sizes and contents."""
-    return [_leaf(row) for row in await connection.fetch(queries.leaves)]
-
-
-def _leaf(row: Row) -> Leaf:
-    table = TABLES[row["table_name"]]
-    span = leaves.span_of(table, row["bounds"]) if row["bounds"] else None
-    return Leaf(table.name, row["name"], LeafState(row["state"]), bytes=0, span=span)
-
-
 async def with_sizes(connection: Tx, found: Sequence[Leaf]) -> list[Leaf]:
-    """The same leaves with their bytes on disk."""
-    rows = await connection.fetch(queries.sizes, [sql.quoted(leaf.name) for leaf in found])
-    return [replace(leaf, bytes=row["bytes"]) for leaf, row in zip(found, rows, strict=True)]
+    """The same leaves with their bytes on disk; those that somebody has locked are marked."""
+    sizes = await space.sizes(connection, [leaf.name for leaf in found])
+    return [
+        replace(leaf, bytes=sizes[leaf.name] or 0, is_locked=sizes[leaf.name] is None)
+        for leaf in found
+    ]
 
 
 async def with_contents(
@@ -121,10 +111,14 @@ async def patient(connection: Tx, milliseconds: int) -> AsyncIterator[None]:
 
 
 async def seal(connection: Tx, leaf: str) -> None:
-    """Let no more rows in; waits for those that are being written.  A second time is no mistake."""
+    """
+    Let no more rows in; waits for those that are being written.  A second time is no mistake.
+
+    Readers go on meanwhile, and whoever reads for long does not hold it up.
+    """
     await connection.execute(
-        f"alter table {sql.quoted(leaf)} drop constraint if exists sealed, "
-        f"add constraint sealed check (false) not valid"
+        f"create or replace trigger sealed before insert on {sql.quoted(leaf)} "
+        f"for each row execute function refuse_rows()"
     )
 
 
@@ -144,9 +138,8 @@ async def finish_detaching(connection: Tx, table: str, leaf: str) -> None:
     """
     Finish what an interrupted detach began.
 
-    It takes the leaf and then waits for every statement that began before.  One of those that asks
-    for the leaf's size now waits for us in turn, until Postgres ends one of us; it is a short one,
-    so a second try finds it gone.
+    It takes the leaf and then waits for every statement that began before.  One of somebody else's
+    that asks for the leaf now waits for us in turn, until Postgres ends one of us; so a second try.
     """
     statement = f"alter table {sql.quoted(table)} detach partition {sql.quoted(leaf)} finalize"
     try:
@@ -157,9 +150,9 @@ async def finish_detaching(connection: Tx, table: str, leaf: str) -> None:
 
 async def drop(connection: Tx, leaf: str) -> int:
     """Drop a detached leaf; returns the bytes that the filesystem gets back."""
-    size = await connection.fetchval(queries.size_of, sql.quoted(leaf))
+    sizes = await space.sizes(connection, [leaf])
     await connection.execute(f"drop table {sql.quoted(leaf)}")
-    return size
+    return sizes[leaf] or 0
 
 
 async def files_in(connection: Tx, span: Span, limit: int) -> list[tuple[WorkspaceId, FileId]]:

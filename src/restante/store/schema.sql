@@ -151,3 +151,11 @@ create table chosen_retention (
     ack_seconds   double precision not null,
     feed_seconds  double precision not null
 );
+
+-- A leaf on its way out is sealed by a trigger of that name: it takes no more rows.
+create function refuse_rows() returns trigger language plpgsql as $$
+begin
+    raise exception 'leaf "%" is "sealed"', tg_table_name
+        using errcode = 'check_violation', constraint = 'sealed';
+end
+$$;

@@ -1,50 +1,117 @@
 """Measures the tables and finds what holds their space."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
-from restante.core.space import Lag, Pin, States, TableSpace, WorkspaceSpace
+import asyncpg
+
+from restante.core.space import Lag, Pin, States, WorkspaceSpace
 from restante.ids import WorkspaceId
-from restante.store import leaves, sql
+from restante.store import sql
 from restante.store.database import Row, Tx
 
 queries = sql.load("space")
 
 _SHOWN = 20
+_SILENT_SHOWN = 5
+_STATES = ("never_fetched", "fetched", "acked", "expired")
+_SIZE_LOCK_TIMEOUT = "50ms"
 
 
-async def tables(connection: Tx) -> list[TableSpace]:
-    """Every table of ours with its leaves, the largest first."""
-    return [TableSpace(**dict(row)) for row in await connection.fetch(queries.tables)]
+async def sizes(connection: Tx, names: Sequence[str]) -> dict[str, int | None]:
+    """
+    What each table takes, as the filesystem sees it; 0 if it is gone.
+
+    None for one that somebody has locked against everybody: it is hardly waited for, because who
+    has locked it may be waiting for us.
+    """
+    try:
+        return await _measured(connection, names)
+    except asyncpg.LockNotAvailableError:
+        return {name: await _size_if_free(connection, name) for name in names}
 
 
-async def live_bytes(connection: Tx) -> int:
-    """The bytes of all files that are still there."""
-    return await connection.fetchval(queries.live_bytes)
+async def _size_if_free(connection: Tx, name: str) -> int | None:
+    try:
+        return (await _measured(connection, [name]))[name]
+    except asyncpg.LockNotAvailableError:
+        return None
 
 
-async def states(connection: Tx, *, now: datetime) -> States:
-    """How many uploads are in each state."""
-    row = await connection.fetchrow(queries.upload_states, now)
-    assert row is not None  # noqa: S101 - an aggregate has one row
-    return States(**dict(row))
+async def _measured(connection: Tx, names: Sequence[str]) -> dict[str, int | None]:
+    """In a transaction of its own, or a part of the one that is open: giving up ends no more."""
+    async with connection.transaction():
+        await connection.execute(queries.give_up_at_once, _SIZE_LOCK_TIMEOUT)
+        rows = await connection.fetch(queries.sizes, names)
+    return {row["name"]: row["bytes"] for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One table or leaf by itself; None bytes: somebody has locked it."""
+
+    name: str
+    bytes: int | None
+    dead_rows: int
+
+
+async def relations(connection: Tx) -> list[Relation]:
+    """Every table and every leaf of ours."""
+    rows = await connection.fetch(queries.tables)
+    measured = await sizes(connection, [row["name"] for row in rows])
+    return [Relation(row["name"], measured[row["name"]], row["dead_rows"]) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """What one pass over the uploads has found."""
+
+    states: States
+    bytes: int
+    live_bytes: Mapping[int, int]  # by the number of the bucket, from 1
+    workspaces: Sequence[WorkspaceSpace]  # those with most bytes waiting
+    silent: Sequence[Pin]  # workspaces that do not fetch
+
+
+async def uploads(connection: Tx, buckets: Sequence[datetime], *, now: datetime) -> Uploads:
+    """Count them in all, by workspace, and by bucket, whose beginnings come in order."""
+    rows = await connection.fetch(queries.uploads, now, buckets, _SHOWN, _SILENT_SHOWN)
+    in_buckets = [row for row in rows if row["is_bucket"]]
+    of_workspaces = [row for row in rows if not row["is_bucket"]]
+    silent = sorted(of_workspaces, key=lambda row: row["silent_place"])[:_SILENT_SHOWN]
+    return Uploads(
+        states=States(**{state: sum(row[state] for row in in_buckets) for state in _STATES}),
+        bytes=sum(row["bytes"] for row in in_buckets),
+        live_bytes={row["bucket_number"]: row["live_bytes"] for row in in_buckets},
+        workspaces=[_workspace(row) for row in of_workspaces if row["place"] <= _SHOWN],
+        silent=[_silent(row, now) for row in silent if row["silent_files"]],
+    )
+
+
+def _states(row: Row) -> States:
+    return States(row["never_fetched"], row["fetched"], row["acked"], row["expired"])
+
+
+def _workspace(row: Row) -> WorkspaceSpace:
+    return WorkspaceSpace(
+        WorkspaceId(row["workspace_id"]), _states(row), row["waiting_bytes"], row["waiting_since"]
+    )
+
+
+def _silent(row: Row, now: datetime) -> Pin:
+    return Pin(
+        who=f"workspace {row['workspace_id']}",
+        what=f"{row['silent_files']} files that it does not fetch",
+        way_out=f"connect it, remove it, or wait until {row['silent_until']:%Y-%m-%d %H:%M}",
+        bytes=row["silent_bytes"],
+        seconds=(now - row["silent_since"]).total_seconds(),
+    )
 
 
 async def workspaces_active(connection: Tx) -> int:
     """How many workspaces there are that were not removed."""
     return await connection.fetchval(queries.workspaces_active)
-
-
-async def workspaces(connection: Tx, *, now: datetime) -> list[WorkspaceSpace]:
-    """The workspaces with most bytes waiting."""
-    rows = await connection.fetch(queries.states_by_workspace, now, _SHOWN)
-    return [_workspace(row) for row in rows]
-
-
-def _workspace(row: Row) -> WorkspaceSpace:
-    states = States(row["never_fetched"], row["fetched"], row["acked"], row["expired"])
-    return WorkspaceSpace(
-        WorkspaceId(row["workspace_id"]), states, row["waiting_bytes"], row["waiting_since"]
-    )
 
 
 async def lags(connection: Tx) -> list[Lag]:
@@ -53,8 +120,8 @@ async def lags(connection: Tx) -> list[Lag]:
     return [Lag(WorkspaceId(row["workspace_id"]), row["behind"]) for row in rows]
 
 
-async def pins(connection: Tx, *, now: datetime) -> list[Pin]:
-    """Sessions, slots and workspaces that hold back what could be cleaned up."""
+async def pins(connection: Tx) -> list[Pin]:
+    """Sessions and slots that hold back what could be cleaned up."""
     found = [
         Pin(
             who=f"process {row['pid']} ({row['who']})",
@@ -73,28 +140,7 @@ async def pins(connection: Tx, *, now: datetime) -> list[Pin]:
         )
         for row in await connection.fetch(queries.slots)
     ]
-    found += [
-        Pin(
-            who=f"workspace {row['workspace_id']}",
-            what=f"{row['files']} files that it does not fetch",
-            way_out=f"connect it, remove it, or wait until {row['until']:%Y-%m-%d %H:%M}",
-            bytes=row["bytes"],
-            seconds=row["seconds"],
-        )
-        for row in await connection.fetch(queries.silent_workspaces, now)
-    ]
     return found
-
-
-async def lead_seconds(connection: Tx, *, now: datetime) -> dict[str, float]:
-    """How far ahead of the clock each partitioned table has leaves."""
-    by_name = {table.name: table for table in (leaves.CHUNKS, leaves.FEED)}
-    lead = dict.fromkeys(by_name, 0.0)
-    for row in await connection.fetch(queries.lead):
-        name = row["table_name"]
-        end = leaves.span_of(by_name[name], row["bounds"]).end
-        lead[name] = max(lead[name], (end - now).total_seconds())
-    return lead
 
 
 async def take_sample(connection: Tx, total_bytes: int, *, now: datetime) -> None:

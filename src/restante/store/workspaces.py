@@ -1,5 +1,6 @@
 """The rows of workspaces."""
 
+from datetime import datetime
 from uuid import UUID
 
 from restante.core.workspaces import Details, Workspace
@@ -74,6 +75,11 @@ async def heartbeat(
 async def remove(connection: Tx, workspace_id: WorkspaceId) -> bool:
     """Mark as removed and forget the token; False if it is not there."""
     return bool(await connection.fetchval(queries.remove, workspace_id))
+
+
+async def forget_removed(connection: Tx, *, seen_before: datetime, limit: int) -> int:
+    """Forget removed workspaces of which nothing else is kept; returns how many."""
+    return await connection.fetchval(queries.forget_removed, seen_before, limit)
 
 
 async def set_token(connection: Tx, workspace_id: WorkspaceId, token_hash: bytes | None) -> bool:

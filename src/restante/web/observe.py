@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from restante.runtime.metrics import Metrics
+from restante.runtime.metrics import RequestMetrics
 from restante.web.problems import on_bug, server_stopping
 
 log = structlog.get_logger()
@@ -25,7 +25,7 @@ CLIENT_CLOSED_REQUEST = 499
 class Observed:
     """ASGI middleware that watches a request from its first byte to the answer's last."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
         self._app = app
         self._metrics = metrics
 

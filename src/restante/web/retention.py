@@ -33,7 +33,7 @@ async def sweep(request: Request) -> Response:
     auth.admin(request)
     here = context(request)
     return json_response(
-        reports.report_view(await here.sweeping.one_pass(here.metrics, closely=True))
+        reports.report_view(await here.sweeping.one_pass(here.metrics.sweep, closely=True))
     )
 
 

@@ -6,36 +6,6 @@ select (select count(*) from (select from uploads
        (select count(*) from (select from uploads
                                where acked_at is null and expires_at < $2 limit $3) as few) as expired;
 
--- name: leaves
--- Every leaf of our tables, and every table that was one and was left over.  Sizes are asked for apart.
--- The bounds of one that is being detached are not asked for: that waits for whoever finishes it, who
--- waits for us.
-select parent.relname as table_name,
-       leaf.relname as name,
-       case when not pg_inherits.inhdetachpending
-            then pg_get_expr(leaf.relpartbound, leaf.oid) end as bounds,
-       case when pg_inherits.inhdetachpending then 'detaching'
-            when exists (select from pg_constraint
-                          where conrelid = leaf.oid and conname = 'sealed') then 'sealed'
-            else 'attached' end as state
-  from pg_inherits
-  join pg_class parent on parent.oid = pg_inherits.inhparent
-  join pg_class leaf on leaf.oid = pg_inherits.inhrelid
- where parent.oid in ('chunks'::regclass, 'feed'::regclass)
-union all
-select split_part(relname, '_', 1), relname, null, 'detached'
-  from pg_class
- where relnamespace = 'restante'::regnamespace
-   and relkind = 'r'
-   and not relispartition
-   and relname ~ '^(chunks|feed)_\d{8}_\d{6}$'
- order by 1, 2;
-
--- name: sizes
--- As the filesystem sees them: heap, TOAST and indexes.
-select name, coalesce(pg_total_relation_size(to_regclass(name)), 0) as bytes
-  from unnest($1::text[]) as name;
-
 -- name: live_in
 -- What lives in each bucket and is not due, up to a limit: a bucket with more is not worth moving.
 -- With it, the workspace that has most of it.
@@ -112,9 +82,6 @@ with gone as (
      where feeds.workspace_id = gone.workspace_id
 )
 select workspace_id from gone order by workspace_id desc limit 1;
-
--- name: size_of
-select coalesce(pg_total_relation_size(to_regclass($1)), 0);
 
 -- name: keep_choice
 insert into chosen_retention (ack_seconds, feed_seconds) values ($1, $2)

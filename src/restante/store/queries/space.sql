@@ -1,42 +1,50 @@
+-- name: sizes
+-- As the filesystem sees them: heap, TOAST and indexes.  Waits for whoever has one of them locked.
+select name, coalesce(pg_total_relation_size(to_regclass(quote_ident(name))), 0) as bytes
+  from unnest($1::text[]) as name;
+
+-- name: give_up_at_once
+select set_config('lock_timeout', $1, true);
+
 -- name: tables
--- As the filesystem sees them, leaves added to their table, and so is a leaf that was left over.  One
--- that is being detached is not measured: whoever finishes that waits for us, and we would for them.
-select coalesce(parent.relname, substring(class.relname from '^(chunks|feed)_\d{8}_\d{6}$'),
-                class.relname) as name,
-       sum(case when pg_inherits.inhdetachpending then 0
-                else pg_total_relation_size(class.oid) end)::bigint as bytes,
-       coalesce(sum(pg_stat_get_dead_tuples(class.oid)), 0)::bigint as dead_rows,
-       count(*) filter (where parent.oid is not null) as leaves
-  from pg_class class
-  left join pg_inherits on pg_inherits.inhrelid = class.oid
-  left join pg_class parent on parent.oid = pg_inherits.inhparent
- where class.relnamespace = 'restante'::regnamespace and class.relkind = 'r'
- group by 1
- order by bytes desc;
+-- Every table and every leaf of ours.
+select relname as name, coalesce(pg_stat_get_dead_tuples(oid), 0) as dead_rows
+  from pg_class
+ where relnamespace = 'restante'::regnamespace and relkind = 'r';
 
--- name: live_bytes
-select coalesce(sum(size), 0)::bigint from uploads;
-
--- name: upload_states
--- Never fetched and fetched come from the unacknowledged index, the acknowledged from theirs.
-select count(*) filter (where acked_at is null and expires_at > $1 and fetched_at is null) as never_fetched,
-       count(*) filter (where acked_at is null and expires_at > $1 and fetched_at is not null) as fetched,
-       count(*) filter (where acked_at is not null) as acked,
-       count(*) filter (where acked_at is null and expires_at <= $1) as expired
-  from uploads;
-
--- name: states_by_workspace
-select workspace_id,
-       count(*) filter (where acked_at is null and expires_at > $1 and fetched_at is null) as never_fetched,
-       count(*) filter (where acked_at is null and expires_at > $1 and fetched_at is not null) as fetched,
-       count(*) filter (where acked_at is not null) as acked,
-       count(*) filter (where acked_at is null and expires_at <= $1) as expired,
-       coalesce(sum(size) filter (where acked_at is null), 0)::bigint as waiting_bytes,
-       min(created_at) filter (where acked_at is null) as waiting_since
-  from uploads
- group by workspace_id
- order by waiting_bytes desc, workspace_id
- limit $2;
+-- name: uploads
+-- One pass over the table, which may be long: by bucket, of which there are few, and by workspace, of which
+-- come only those with most bytes waiting and those that have not fetched most.  The beginnings of the
+-- buckets come in order; what is before the first of them has the number 0.
+with counted as (
+    select grouping(workspace_id) = 1 as is_bucket, bucket_number, workspace_id,
+           count(*) filter (where acked_at is null and expires_at > $1 and fetched_at is null) as never_fetched,
+           count(*) filter (where acked_at is null and expires_at > $1 and fetched_at is not null) as fetched,
+           count(*) filter (where acked_at is not null) as acked,
+           count(*) filter (where acked_at is null and expires_at <= $1) as expired,
+           sum(size)::bigint as bytes,
+           coalesce(sum(size) filter (where acked_at is not null or expires_at > $1), 0)::bigint as live_bytes,
+           coalesce(sum(size) filter (where acked_at is null), 0)::bigint as waiting_bytes,
+           min(created_at) filter (where acked_at is null) as waiting_since,
+           count(*) filter (where is_silent) as silent_files,
+           coalesce(sum(size) filter (where is_silent), 0)::bigint as silent_bytes,
+           min(created_at) filter (where is_silent) as silent_since,
+           max(expires_at) filter (where is_silent) as silent_until
+      from (select *, width_bucket(bucket, $2::timestamptz[]) as bucket_number,
+                   -- Nobody has fetched it for an hour.
+                   acked_at is null and fetched_at is null
+                       and created_at < $1::timestamptz - interval '1 hour' as is_silent
+              from uploads) as each
+     group by grouping sets ((workspace_id), (bucket_number))
+), placed as (
+    select *,
+           row_number() over (partition by is_bucket order by waiting_bytes desc, workspace_id) as place,
+           row_number() over (partition by is_bucket order by silent_bytes desc, workspace_id) as silent_place
+      from counted
+)
+select * from placed
+ where is_bucket or place <= $3 or (silent_place <= $4 and silent_files > 0)
+ order by place;
 
 -- name: workspaces_active
 select count(*) from workspaces where status = 'active';
@@ -56,16 +64,6 @@ select pid, coalesce(nullif(application_name, ''), backend_type) as who,
    and datname = current_database()
    and clock_timestamp() - xact_start > interval '1 minute'
  order by xact_start
- limit 5;
-
--- name: silent_workspaces
--- Files that nobody has fetched for an hour, by the workspace they wait for.
-select workspace_id, count(*) as files, sum(size)::bigint as bytes,
-       extract(epoch from $1 - min(created_at))::float as seconds, max(expires_at) as until
-  from uploads
- where acked_at is null and fetched_at is null and created_at < $1::timestamptz - interval '1 hour'
- group by workspace_id
- order by bytes desc, workspace_id
  limit 5;
 
 -- name: slots
@@ -90,15 +88,6 @@ select (last.bytes - first.bytes) / (extract(epoch from last.taken_at - first.ta
          order by taken_at limit 1) as first,
        (select * from space_samples order by taken_at desc limit 1) as last
  where last.taken_at - first.taken_at >= interval '1 hour';
-
--- name: lead
--- The end of the last leaf of each table says how far ahead of the clock they reach.
-select parent.relname as table_name, pg_get_expr(leaf.relpartbound, leaf.oid) as bounds
-  from pg_inherits
-  join pg_class parent on parent.oid = pg_inherits.inhparent
-  join pg_class leaf on leaf.oid = pg_inherits.inhrelid
- where parent.oid in ('chunks'::regclass, 'feed'::regclass)
-   and not pg_inherits.inhdetachpending;
 
 -- name: data_directory
 -- Only of a server on this machine: the same path elsewhere would tell of another disk.

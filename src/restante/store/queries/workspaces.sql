@@ -53,8 +53,32 @@ update workspaces
  where id = $1;
 
 -- name: remove
-update workspaces set status = 'removed', token_hash = null where id = $1 and status = 'active'
+-- Seen for the last time now: from here its rows are kept as long as those of its feed.
+update workspaces set status = 'removed', token_hash = null, last_seen_at = clock_timestamp()
+ where id = $1 and status = 'active'
 returning id;
+
+-- name: forget_removed
+-- Who was removed can come back and meet what waited, as long as anything of it is kept: a file, or a
+-- row of the feed.  After that nothing of it is left, or the tables would grow with every workspace
+-- that ever was.  One that is just coming back is locked, and stays.
+with removed as (
+    select id from workspaces
+     where status = 'removed' and last_seen_at < $1
+       and not exists (select from uploads where workspace_id = workspaces.id)
+       and not exists (select from reservations where workspace_id = workspaces.id)
+       and not exists (
+           select from feeds where workspace_id = workspaces.id and trimmed_seq < last_seq
+       )
+     limit $2
+       for update skip locked
+), counters as (
+    delete from feeds using removed where workspace_id = removed.id
+), forgotten as (
+    delete from workspaces using removed where workspaces.id = removed.id
+    returning workspaces.id
+)
+select count(*) from forgotten;
 
 -- name: revive
 update workspaces
