@@ -76,7 +76,8 @@ def running(**settings: str) -> Iterator[Running]:
         program = [Path(sys.executable).with_name("restante"), "serve", "--port", "0"]
         process = subprocess.Popen(
             [*program, "--data-dir", str(directory), "--log-level", "warning"],
-            env=os.environ | settings,
+            # The measurements say when there is a sweep.
+            env=os.environ | {"RESTANTE_SWEEP_INTERVAL_SECONDS": "86400"} | settings,
             stdout=subprocess.PIPE,
             text=True,
         )

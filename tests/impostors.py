@@ -128,7 +128,7 @@ def relay(site: Site, *, without: Collection[str] = ()) -> Callable[[Asked], Awa
     async def passed_on(asked: Asked) -> bytes:
         headers = {name: text for name, text in asked.headers.items() if name not in without}
         async with site.http.request(
-            asked.method, asked.target, headers=headers, data=asked.body or None
+            asked.method, asked.path, params=asked.query, headers=headers, data=asked.body or None
         ) as answer:
             return http(answer.status, await answer.read(), **dict(answer.headers))
 

@@ -17,7 +17,6 @@ from sites import Site
 from restante.client import AsyncClient, Bytes, Cursor, aio, calls
 from restante.errors import (
     AnswerInvalid,
-    BadRequest,
     FileUnreadable,
     NotAuthenticated,
     NotReady,
@@ -226,98 +225,6 @@ async def test_a_message_whose_answer_was_lost_has_arrived_once(caller: Caller):
     assert len(await caller.feed()) == 1
 
 
-# Tokens
-
-
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize("use", [fetched, sent, ONCE["register"]], ids=["get", "upload", "post"])
-async def test_a_token_does_not_follow_a_redirect(status: int, use: Use):
-    async with impostor(lambda _: OK) as elsewhere:
-        said = http(status, Location=elsewhere.url + "/")
-        async with talking_to(lambda _: said) as (_, client):
-            with pytest.raises(AnswerInvalid, match=elsewhere.url):
-                await use(client)
-
-    assert elsewhere.asked == []
-
-
-async def test_a_token_is_sent_as_it_is_and_cookies_are_not_kept():
-    async with talking_to(lambda _: http(200, {"status": "ok"}, Set_Cookie="a=b")) as (
-        other,
-        client,
-    ):
-        await client.heartbeat()
-        await client.heartbeat()
-
-    assert [asked.headers["Authorization"] for asked in other.asked] == [f"Bearer {TOKEN}"] * 2
-    assert all("Cookie" not in asked.headers for asked in other.asked)
-
-
-async def test_a_registration_does_not_carry_another_workspaces_token():
-    answer = {"status": "registered", "delivery_mode": "poll", "auth_token": "new"}
-
-    async with talking_to(lambda _: http(200, answer)) as (other, client):
-        await client.register("a")
-        await client.register("b", registration_token="way-in")
-
-    assert [asked.headers.get("Authorization") for asked in other.asked] == [None, "Bearer way-in"]
-
-
-async def test_a_registration_without_a_token_is_none():
-    async with talking_to(
-        lambda _: http(200, {"status": "registered", "delivery_mode": "poll"})
-    ) as (_, client):
-        before = client.workspace_id
-        with pytest.raises(AnswerInvalid, match="no token"):
-            await client.register("a")
-
-        assert client.workspace_id == before
-
-
-@pytest.mark.parametrize("token", ["two\nlines", "a\r\nX-Evil: 1", "nul\0", "half\ud800"])
-async def test_a_token_that_is_none_is_not_sent(token: str):
-    """Often it was read from a file with the line's end."""
-    async with (
-        impostor(lambda _: OK) as other,
-        AsyncClient(other.url, token=token, workspace_id=uuid4()) as client,
-    ):
-        with pytest.raises(BadRequest, match="token"):
-            await client.heartbeat()
-
-    assert other.asked == []
-
-
-async def test_the_netrc_does_not_speak_in_the_tokens_place(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    (tmp_path / "netrc").write_text("default login somebody password else\n")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-
-    async with talking_to(lambda _: OK) as (other, client):
-        await client.heartbeat()
-
-    assert other.asked[0].headers["Authorization"] == f"Bearer {TOKEN}"
-
-
-async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch):
-    async with impostor(lambda _: OK) as proxy:
-        monkeypatch.setenv("http_proxy", proxy.url)
-        async with AsyncClient("http://restante.invalid:8080", workspace_id=uuid4()) as client:
-            await client.heartbeat()
-
-    assert proxy.asked[0].target == "http://restante.invalid:8080/registry/heartbeat"
-
-
-async def test_a_server_below_a_path_is_asked_there():
-    async with (
-        impostor(lambda _: OK) as other,
-        AsyncClient(other.url + "/behind/", workspace_id=uuid4()) as client,
-    ):
-        await client.heartbeat()
-
-    assert other.asked[0].target == "/behind/registry/heartbeat"
-
-
 # Answers without end
 
 
@@ -341,6 +248,18 @@ async def test_an_answer_without_end_is_broken_off(
             await use(client)
 
     assert sum(sent) < 20_000_000
+
+
+async def test_an_answer_that_trickles_is_broken_off(monkeypatch: pytest.MonkeyPatch):
+    """A byte now and then would otherwise keep us for ever."""
+    monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 10**12)
+    monkeypatch.setattr(aio, "_PATIENT_SECONDS", 0)
+    monkeypatch.setattr(aio, "_SLOWEST_BYTES_PER_SECOND", 10**12)
+    sent: list[int] = []
+
+    async with talking_to(lambda _: endless(200, sent)) as (_, client):
+        with pytest.raises(AnswerInvalid, match="slowly"):
+            await client.heartbeat()
 
 
 async def test_a_bomb_stays_packed():

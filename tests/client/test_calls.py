@@ -172,6 +172,13 @@ def test_a_time_to_live_is_asked_for_only_if_chosen():
 # Replies
 
 
+@pytest.mark.parametrize("page", [b"<html>", b"  \n<!DOCTYPE html><p>Welcome to our network"])
+def test_a_web_page_is_called_one(page: bytes):
+    """Hotels answer everything with theirs, and with status 200."""
+    with pytest.raises(AnswerInvalid, match="a web page"):
+        ALL_CALLS["feed"].read(replied(page))
+
+
 def test_answers_are_read_into_their_shapes():
     read = {
         "register": {"status": "registered", "delivery_mode": "poll", "auth_token": "t"},

@@ -97,7 +97,7 @@ def test_a_code_of_a_later_release_is_kept_with_its_status():
         {"code": "upload_gone", "error": ["Gone."]},
         {"code": ["upload_gone"], "error": ""},
     ],
-    ids=str,
+    ids=lambda said: str(said)[:40],
 )
 def test_a_refusal_without_a_sentence_says_its_number(said: Any):
     """A gateway in between has its own pages."""

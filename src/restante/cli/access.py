@@ -60,12 +60,17 @@ class Access:
 
     def _kept_token(self) -> str | None:
         """The admin's token, where this machine has a server and we may read it."""
+        from restante.client.addresses import is_here, server_url
+
+        # Nobody else's server is to see it by mistake.
+        if self.data_dir is None and not is_here(server_url(self.address)):
+            return None
         directory = self.data_dir or os.environ.get("RESTANTE_DATA_DIR") or _default_directory()
         if not directory:
             return None
         try:
             return (Path(directory).expanduser() / "admin-token").read_text().strip()
-        except OSError:
+        except (OSError, ValueError):
             return None
 
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from restante.client.fetching import WaitingFile
 
 
+def _safe(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 class Display:
     """Plain lines, one for each thing that happens."""
 
@@ -36,8 +40,9 @@ class Display:
 
     def line(self, text: str, style: str = "") -> None:
         """One line; what others wrote is shown as it is and cannot steer the terminal."""
-        safe = "".join(c if c.isprintable() else " " for c in text)
-        self._console.print(safe, style=style, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            _safe(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
+        )
 
     def began(self, url: str, workspace_id: UUID, folder: Path) -> None:
         """What the sender has to know, and where to look."""
@@ -125,7 +130,7 @@ class LiveDisplay(Display):
     def _picture(self) -> RenderableType:
         now = "receiving" if self._bar is not None else "waiting"
         sums = f"{now} · {self.files} files, {shown_bytes(self.bytes)}"
-        trouble = Text(f" · {self._trouble}", style="red") if self._trouble else Text()
+        trouble = Text(f" · {_safe(self._trouble)}" if self._trouble else "", style="red")
         line = Text(sums, style="dim", no_wrap=True, overflow="ellipsis").append(trouble)
         return Group(self._bars, line) if self._bar is not None else line
 

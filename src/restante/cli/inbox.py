@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from cyclopts import App, Group, Parameter
 
 from restante import wire
 from restante.cli.access import Access, workspace_named
+from restante.cli.lines import json_text
 from restante.cli.sizes import shown_bytes
 from restante.errors import BadRequest
 from restante.ids import WorkspaceId
@@ -118,16 +118,16 @@ def _show_rows(rows: Sequence[wire.ActivityRow], show: Show) -> None:
 
 
 def _show_json(row: wire.ActivityRow) -> None:
-    print(msgspec.json.encode(row).decode())
+    print(json_text(row))
 
 
 def _show_line(row: wire.ActivityRow) -> None:
-    from restante.client.calls import printable
+    from restante.client.calls import body_of, printable
     from restante.client.messages import text_of
     from restante.client.poller import announced
 
     file = announced(row)
     what = f"file {file.name} ({shown_bytes(file.size)})" if file else f"message {row.method}"
-    words = "" if file else f": {text_of(msgspec.json.decode(row.request_body))}"
+    words = "" if file else f": {text_of(body_of(row))}"
     sender = f" from {row.source_id}" if row.source_id else ""
     print(f"{row.seq:>6}  {row.created_at:%Y-%m-%d %H:%M:%S}  " + printable(what + sender + words))

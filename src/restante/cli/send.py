@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
-import msgspec
 from cyclopts import App, Group, Parameter
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from restante import wire
 from restante.cli.access import Access, workspace_named
+from restante.cli.lines import json_text
 from restante.cli.sizes import shown_bytes
 from restante.core.uploads import MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
 from restante.errors import BadRequest
@@ -64,11 +64,13 @@ def send(
 
 
 def _show(accepted: list[wire.StagedFile], *, as_json: bool) -> None:
+    from restante.client.calls import printable
+
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(accepted), indent=2).decode())
+        print(json_text(accepted, indent=2))
         return
     for file in accepted:
-        print(f"accepted {file.name} ({shown_bytes(file.size)}): {file.uri}")
+        print(printable(f"accepted {file.name} ({shown_bytes(file.size)}): {file.uri}"))
 
 
 async def _send(

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
@@ -28,6 +29,10 @@ _TRIES = 4
 _CONNECT_SECONDS = 10
 _SILENCE_SECONDS = 30
 _PIECE_BYTES = 256 * 1024
+
+# A server that sends a byte now and then would otherwise keep us for ever.
+_PATIENT_SECONDS = 15
+_SLOWEST_BYTES_PER_SECOND = 1024
 
 Body = Callable[[], AsyncIterator[bytes]]
 
@@ -280,5 +285,9 @@ async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
 
 
 async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    began, received = time.monotonic(), 0
     async for piece in answer.content.iter_chunked(_PIECE_BYTES):
+        received += len(piece)
+        if time.monotonic() - began > _PATIENT_SECONDS + received / _SLOWEST_BYTES_PER_SECOND:
+            raise AnswerInvalid("The server's answer comes too slowly; the rest was not read.")
         yield piece

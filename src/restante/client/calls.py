@@ -214,7 +214,7 @@ def upload(
     return Call(
         method="POST",
         path=f"/workspaces/{workspace_id}/chat/uploads",
-        query={"ttl_seconds": str(ttl_seconds)} if ttl_seconds else {},
+        query={} if ttl_seconds is None else {"ttl_seconds": str(ttl_seconds)},
         headers={
             "Content-Type": f"multipart/form-data; boundary={key}",
             "Content-Length": str(length),
@@ -271,7 +271,10 @@ def decoded(body: bytes | msgspec.Raw, answer: type[U]) -> U:
     try:
         return msgspec.json.decode(body, type=answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise AnswerInvalid(f"The server's answer cannot be understood: {error}.") from error
+        why = f"it cannot be understood: {error}."
+        if bytes(body)[:100].lstrip().startswith(b"<"):
+            why = "it is a web page. Does this network want a login, or is the address wrong?"
+        raise AnswerInvalid(f"The answer is not one of Restante's: {why}") from error
 
 
 def body_of(row: wire.ActivityRow) -> Any:

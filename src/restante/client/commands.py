@@ -38,7 +38,7 @@ async def run(
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **facts},
+            env={**os.environ, **{name: _told(fact) for name, fact in facts.items()}},
         )
     except OSError as error:
         raise CommandFailed(f"{words[0]} cannot be run: {error.strerror or error}.") from error
@@ -51,6 +51,11 @@ async def run(
     if status:
         how = f"signal {-status}" if status < 0 else f"status {status}"
         raise CommandFailed(f"{words[0]} ended with {how}.", status=status)
+
+
+def _told(fact: str) -> str:
+    """What a variable can hold of what somebody else wrote."""
+    return fact.replace("\0", "")[:_LINE_BYTES]
 
 
 async def _give(process: asyncio.subprocess.Process, given: bytes) -> None:

@@ -85,7 +85,7 @@ async def _fetch_rest(
     start = max(min(partial.size, file.size - 1), 0)
     async with source.fetch(file.file_id, start) as fetch:
         _check_extent(fetch.extent, file, start)
-        await asyncio.to_thread(partial.cut, fetch.extent.start)
+        partial.cut(fetch.extent.start)
         async for piece in fetch.pieces:
             if partial.size + len(piece) > file.size:
                 partial.cut(0)

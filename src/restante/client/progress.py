@@ -120,7 +120,7 @@ def _sentences(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, ValueError) as error:
         name = getattr(error, "sqlite_errorname", "")
-        if name == "SQLITE_BUSY":
+        if name.startswith("SQLITE_BUSY"):
             raise FolderInUse(
                 f"Another program receives into {path.parent.parent.parent} already: "
                 "end it, or use another folder."

@@ -100,27 +100,29 @@ class Receiver:
                 pause = patience.failed(error)
                 self._observer.waiting(error, pause)
                 await asyncio.sleep(pause)
-                self._retry_at = (
-                    0.0  # ask for a quick answer first, so that it is known who is back
-                )
+                # The next answer is not waited for, so that a person soon sees who is back.
+                self._retry_at = 0.0
 
     async def run_once(self) -> int:
         """Receive what is there now; returns how many files still wait because they failed."""
         inbox = self._client.inbox(self._folder.progress.cursor(), once=True)
         while not inbox.at_end:
-            await self._take_page(inbox, wait_seconds=0)
+            await self._take_page_or_files(inbox, wait_seconds=0)
         return await self._take_waiting()
 
     async def _round(self, inbox: Inbox) -> None:
         until_retry = max(self._retry_at - time.monotonic(), 0)
+        taken = await self._take_page_or_files(inbox, min(WAIT_SECONDS, until_retry))
+        if not taken and time.monotonic() >= self._retry_at:
+            await self._take_waiting()
+
+    async def _take_page_or_files(self, inbox: Inbox, wait_seconds: float) -> int:
         try:
-            taken = await self._take_page(inbox, min(WAIT_SECONDS, until_retry))
+            return await self._take_page(inbox, wait_seconds)
         except errors.CommandFailed:
             # A message that nobody takes must not keep the files behind it until they expire.
             await self._take_waiting()
             raise
-        if not taken and time.monotonic() >= self._retry_at:
-            await self._take_waiting()
 
     async def _take_page(self, inbox: Inbox, wait_seconds: float) -> int:
         items = await inbox.page(wait_seconds)
@@ -221,7 +223,12 @@ class Receiver:
         await commands.run([*self._handlers.file, str(path)], self._observer.said, facts=facts)
 
     async def _take_message(self, item: MessageItem) -> None:
-        body = rewritten(item.body, self._known)
+        try:
+            body = rewritten(item.body, self._known)
+        except errors.AnswerInvalid as error:
+            # It will never be readable, and what comes after it is.
+            self._observer.failed(f"message {item.seq}", error)
+            return
         if self._handlers.message:
             row = msgspec.structs.replace(
                 item.row, request_body=msgspec.Raw(msgspec.json.encode(body))

@@ -1,0 +1,189 @@
+"""`restante connect` on its command line; what it does through crashes is tested with processes."""
+
+import asyncio
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from callers import ADMIN_TOKEN, ask, bearer
+from impostors import http, impostor, relay
+from processes import Outcome, restante
+from sites import Site, SiteFactory
+
+from restante.client import AsyncClient, Bytes
+from restante.client.folder import Folder, kept_credentials
+
+pytestmark = pytest.mark.anyio
+
+
+async def connect(*words: object, **environment: str) -> Outcome:
+    """What a pipe gets, with no code for a terminal in it."""
+    done = await asyncio.to_thread(_connect, *map(str, words), **environment)
+    assert "\x1b" not in done.stdout + done.stderr
+    return done
+
+
+def _connect(*words: str, **environment: str) -> Outcome:
+    return restante("connect", *words, **environment)  # pyright: ignore[reportArgumentType]
+
+
+def told_by(outcome: Outcome) -> str:
+    """The one sentence of a refusal."""
+    assert outcome.code == 1, outcome
+    assert re.fullmatch(r"restante: .*\n", outcome.stderr), outcome.stderr
+    return outcome.stderr
+
+
+async def workspaces(site: Site) -> dict[str, Any]:
+    async with AsyncClient(site.url, token=ADMIN_TOKEN) as admin:
+        return {str(view.id): view async for view in admin.workspaces()}
+
+
+async def send(site: Site, workspace: str, *names: str) -> None:
+    async with AsyncClient(site.url, token=ADMIN_TOKEN) as admin:
+        (to,) = [view.id async for view in admin.workspaces() if str(view.id) == workspace]
+        await admin.send_files(to, [Bytes(name, b"hello") for name in names])
+
+
+# From nothing to a file
+
+
+async def test_one_command_registers_and_the_next_receives(shared_site: Site, tmp_path: Path):
+    """Without saying again where and as whom."""
+    folder = tmp_path / "inbox"
+    first = await connect(shared_site.url, "--dir", folder, "--once", "--name", "laptop")
+    kept = kept_credentials(folder)
+    assert kept is not None
+    workspace = str(kept.workspace_id)
+    await send(shared_site, workspace, "a b.txt")
+
+    second = await connect("--dir", folder, "--once")
+
+    assert (first.code, first.stderr, second.code, second.stderr) == (0, "", 0, "")
+    assert f"Workspace {workspace} at {shared_site.url}" in first.stdout
+    assert f"restante send {workspace} FILE --url {shared_site.url}" in first.stdout
+    assert "0 files received" in first.stdout
+    (path,) = (folder / ".molecule" / "chat-uploads").iterdir()
+    assert re.fullmatch(r"[0-9a-f]{32}-a_b\.txt", path.name)
+    assert path.read_bytes() == b"hello"
+    assert f"received a_b.txt (5 B): {path}" in second.stdout
+    assert (await workspaces(shared_site))[workspace].name == "laptop"
+
+
+async def test_the_token_is_for_its_owner_only(shared_site: Site, tmp_path: Path):
+    await connect("--dir", tmp_path, "--once", RESTANTE_URL=shared_site.url)
+
+    kept = kept_credentials(tmp_path)
+    assert kept is not None
+    ours = tmp_path / ".molecule" / "restante"
+    assert stat.S_IMODE((ours / "credentials.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(ours.stat().st_mode) == 0o700
+
+
+async def test_a_name_given_later_is_a_new_name(shared_site: Site, tmp_path: Path):
+    await connect(shared_site.url, "--dir", tmp_path, "--once", "--name", "old")
+
+    done = await connect("--dir", tmp_path, "--once", "--name", "new")
+
+    kept = kept_credentials(tmp_path)
+    assert done.code == 0
+    assert kept is not None
+    assert (await workspaces(shared_site))[str(kept.workspace_id)].name == "new"
+
+
+async def test_a_server_that_wants_a_token_from_newcomers(run_site: SiteFactory, tmp_path: Path):
+    way_in = "the-way-in-for-newcomers"
+    async with run_site(registration_token=way_in) as site:
+        words = [site.url, "--once", "--dir"]
+        refused, flag, variable = await asyncio.gather(
+            connect(*words, tmp_path / "1"),
+            connect(*words, tmp_path / "2", "--registration-token", way_in),
+            connect(*words, tmp_path / "3", RESTANTE_REGISTRATION_TOKEN=way_in),
+        )
+
+    assert "token" in told_by(refused)
+    assert kept_credentials(tmp_path / "1") is None
+    assert (flag.code, variable.code) == (0, 0)
+
+
+async def test_what_a_command_refuses_is_left_behind_and_told(shared_site: Site, tmp_path: Path):
+    await connect(shared_site.url, "--dir", tmp_path, "--once")
+    kept = kept_credentials(tmp_path)
+    assert kept is not None
+    await send(shared_site, str(kept.workspace_id), "a", "b")
+
+    refused = await connect("--dir", tmp_path, "--once", "--exec", "false")
+    taken = await connect("--dir", tmp_path, "--once", "--exec", "cat")
+
+    assert "2 files could not be taken" in told_by(refused)
+    assert refused.stdout.count("false ended with status 1") == 2
+    assert taken.code == 0
+    assert taken.stdout.count("  hello") == 2
+
+
+async def test_a_token_that_would_be_seen_on_the_way_is_warned_about(
+    shared_site: Site, tmp_path: Path
+):
+    async with impostor(relay(shared_site)) as proxy:
+        done = await connect(
+            "http://restante.invalid", "--dir", tmp_path, "--once", http_proxy=proxy.url
+        )
+
+    assert done.code == 0
+    assert "Warning: http://restante.invalid is not encrypted" in done.stdout
+
+
+# Mistakes
+
+
+async def test_mistakes_on_the_command_line_are_sentences(tmp_path: Path):
+    nowhere = "http://127.0.0.1:1"
+    outcomes = await asyncio.gather(
+        connect("--dir", tmp_path / "1"),
+        connect("ftp://example.org", "--dir", tmp_path / "2"),
+        connect(nowhere, "--dir", tmp_path / "3", "--exec", ""),
+        connect(nowhere, "--dir", tmp_path / "4", "--on-message", "'unclosed"),
+        connect(nowhere, "--dir", tmp_path / "5", "--once"),
+        connect(nowhere, "--dir", "/dev/null", "--once"),
+    )
+
+    for outcome, words in zip(
+        outcomes,
+        ["which server", "ftp://example.org", "empty", "unclosed", "refused", "/dev/null"],
+        strict=True,
+    ):
+        assert words in told_by(outcome)
+
+
+async def test_a_folder_belongs_to_one_server(shared_site: Site, tmp_path: Path):
+    """Else its files and its token would go astray."""
+    await connect(shared_site.url, "--dir", tmp_path, "--once")
+
+    async with impostor(lambda _: http(200, {})) as other:
+        told = told_by(await connect(other.url, "--dir", tmp_path, "--once"))
+
+    assert f"belongs to a workspace at {shared_site.url}" in told
+    assert other.asked == []
+    assert (await connect(shared_site.url + "/", "--dir", tmp_path, "--once")).code == 0
+
+
+async def test_a_folder_that_another_process_has_is_left_alone(shared_site: Site, tmp_path: Path):
+    with Folder.open(tmp_path):
+        told = told_by(await connect(shared_site.url, "--dir", tmp_path, "--once"))
+
+    assert f"receives into {tmp_path} already" in told
+    assert kept_credentials(tmp_path) is None
+
+
+async def test_a_token_that_was_taken_back_ends_it(shared_site: Site, tmp_path: Path):
+    """Also without --once: waiting would not mend it."""
+    await connect(shared_site.url, "--dir", tmp_path, "--once")
+    kept = kept_credentials(tmp_path)
+    assert kept is not None
+    path = f"/admin/workspaces/{kept.workspace_id}/token"
+    revoked = await ask(shared_site, "DELETE", path, headers=bearer(ADMIN_TOKEN))
+    assert revoked.status == 200
+
+    assert "token" in told_by(await connect("--dir", tmp_path))

@@ -1,0 +1,118 @@
+"""What a person sees while files arrive."""
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from rich.console import Console
+
+from restante.cli.display import Display, LiveDisplay, display_for
+from restante.client.fetching import WaitingFile
+from restante.errors import FileCorrupt, ServerUnreachable
+from restante.ids import FileId
+
+FILE = WaitingFile(FileId(uuid4()), "a.txt", "text/plain", 2048)
+LOST = ServerUnreachable("The server is away.")
+
+
+def seen_in(show: Callable[[Display], None], **console: object) -> str:
+    """What is written to a pipe, or to a terminal with `force_terminal`."""
+    written = StringIO()
+    with display_for(Console(file=written, width=60, **console)) as display:  # pyright: ignore[reportArgumentType]
+        show(display)
+    return written.getvalue()
+
+
+def test_a_pipe_gets_plain_lines_of_any_length():
+    """They are grepped, and paths are copied from them."""
+    path = Path("/a/rather/long/path/that/is/longer/than/forty/columns/a.txt")
+
+    def show(display: Display) -> None:
+        display.arriving(FILE)
+        display.progress(1024)
+        display.delivered(FILE, path)
+        display.failed("b.txt", FileCorrupt("It is damaged."))
+        display.gone(FILE)
+        display.missed(3)
+        display.summary()
+
+    assert seen_in(show).splitlines() == [
+        f"received a.txt (2.0 KiB): {path}",
+        "not taken: b.txt: It is damaged.",
+        "gone: a.txt, it expired or was taken before",
+        "3 rows of the feed were deleted before they were read.",
+        "1 files received, 2.0 KiB.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["[red]not red[/red]", ":smile:", "{task.fields}", "[link=x]y[/link]", "100% {}"]
+)
+def test_what_others_write_is_shown_as_it_is(text: str):
+    """And not taken for instructions to the display."""
+    assert seen_in(lambda display: display.message("message/send", text)) == (
+        f"message message/send: {text}\n"
+    )
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_others_write_cannot_steer_a_terminal(is_terminal: bool):
+    evil = "\x1b]0;owned\x07\x9b2J\u202e\r\nsecond"
+
+    def show(display: Display) -> None:
+        display.message(evil, evil)
+        display.said(evil)
+        display.failed(evil, FileCorrupt(evil))
+        display.waiting(ServerUnreachable(evil), 1)
+
+    seen = seen_in(show, force_terminal=is_terminal, no_color=True, _environ={"TERM": "xterm"})
+
+    assert "owned" in seen
+    assert [code for code in ("\x1b]", "\x07", "\x9b", "\u202e") if code in seen] == []
+
+
+def test_the_same_trouble_is_told_once_and_its_end_too():
+    """A night without a network is two lines."""
+
+    def show(display: Display) -> None:
+        display.connected()
+        for _ in range(3):
+            display.waiting(LOST, 1.2)
+        display.waiting(ServerUnreachable("Something else."), 2)
+        display.connected()
+        display.connected()
+        display.waiting(LOST, 1)
+
+    assert seen_in(show).splitlines() == [
+        "The server is away. Trying again, first in 1 s.",
+        "Something else. Trying again, first in 2 s.",
+        "Connected again.",
+        "The server is away. Trying again, first in 1 s.",
+    ]
+
+
+def test_a_terminal_gets_a_bar_that_a_dumb_one_could_not_draw():
+    terminal = Console(file=StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
+    dumb = Console(file=StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+
+    with display_for(terminal) as live, display_for(dumb) as plain:
+        assert type(live) is LiveDisplay
+        assert type(plain) is Display
+
+
+def test_the_bar_follows_the_file_and_the_totals_stay():
+    def show(display: Display) -> None:
+        display.arriving(FILE)
+        display.progress(1024)
+        display.delivered(FILE, Path("/a.txt"))
+        display.arriving(FILE)
+        display.failed("a.txt", FileCorrupt("It is damaged."))
+        display.message("message/send", "hello")
+
+    seen = seen_in(show, force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
+
+    assert "received a.txt (2.0 KiB): /a.txt" in seen
+    assert "waiting · 1 files, 2.0 KiB" in seen
+    assert "last error: It i" in seen
