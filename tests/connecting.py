@@ -112,10 +112,10 @@ class Connect:
             self._reader.join(seconds)
         return code
 
-    def memory_mib(self) -> float:
-        """What it holds of the machine's memory now."""
+    def memory_mib(self, which: str = "VmRSS") -> float:
+        """What it holds of the machine's memory now, or held at its highest (VmHWM)."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        found = re.search(rf"{which}:\s+(\d+) kB", status)
         assert found is not None
         return int(found[1]) / 1024
 
@@ -153,6 +153,20 @@ class Connect:
     def partials(self) -> list[Path]:
         """What has begun to arrive."""
         return list(self.arriving.iterdir()) if self.arriving.is_dir() else []
+
+    def until_arriving(self, size: int) -> None:
+        """Wait until so many bytes of a file have come."""
+        wait_until(
+            lambda: sum(map(size_of, self.partials())) == size, seconds=20, what=f"{size} bytes"
+        )
+
+
+def size_of(path: Path) -> int:
+    """How long a file is that may be gone by now."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 @contextmanager
@@ -198,17 +212,18 @@ class Office:
 
     def waiting(self, at: Connect) -> set[str]:
         """The names of the files that a workspace has not acknowledged."""
-        return {upload.name for upload in self._owner(at).pending()}
+        return {upload.name for upload in self.owner(at).pending()}
 
     def acked_seq(self, at: Connect) -> int:
         """How far a workspace has said that it handled its feed."""
-        return self._owner(at).feed(limit=1).acked_seq
+        return self.owner(at).feed(limit=1).acked_seq
 
     def until_nothing_waits(self, at: Connect, seconds: float = 30) -> None:
         """Wait until everything was acknowledged."""
         wait_until(lambda: not self.waiting(at), seconds=seconds, what=f"the end of {at.said}")
 
-    def _owner(self, at: Connect) -> Client:
+    def owner(self, at: Connect) -> Client:
+        """Speaks as the workspace, past any proxy."""
         kept = at.credentials
         if kept.workspace_id not in self._owners:
             owner = Client(self.server.address, token=kept.token, workspace_id=kept.workspace_id)

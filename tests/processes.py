@@ -24,8 +24,12 @@ STOPPED_SECONDS = 5
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """This environment without the settings a developer may have in it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RESTANTE_")}
+    """This environment without the settings and proxies a developer may have in it."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("RESTANTE_") and not name.lower().endswith("_proxy")
+    }
     return kept | extra
 
 

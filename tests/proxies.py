@@ -33,6 +33,16 @@ def calm(_request: Request) -> Fault:
     return CALM
 
 
+def files_with(fault: Fault) -> Weather:
+    """Bad weather for the bytes of files alone."""
+    return lambda request: fault if request.path.endswith("/content") else CALM
+
+
+def stalled_files(after: int) -> Weather:
+    """Files stop coming after so many bytes."""
+    return files_with(Fault(answer_bytes=after, is_stalled=True))
+
+
 class Hold:
     """A gate: what matches waits before it until it is released."""
 

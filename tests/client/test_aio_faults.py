@@ -166,10 +166,21 @@ async def test_silence_ends(monkeypatch: pytest.MonkeyPatch):
 
 async def test_waiting_is_no_silence(monkeypatch: pytest.MonkeyPatch):
     """Who asks the server to wait waits as long, and for the answer on top of that."""
-    monkeypatch.setattr(aio, "_SILENCE_SECONDS", 0)
+    monkeypatch.setattr(aio, "_SILENCE_SECONDS", 0.05)
+    over = asyncio.Event()
 
-    async with talking_to(lambda _: http(200, [])) as (_, client):
-        assert not (await client.feed(Cursor(), wait_seconds=30)).rows
+    async def silent(asked: Asked) -> bytes:
+        await over.wait()
+        return http(200, [])
+
+    async with talking_to(silent) as (_, client):
+        call = calls.feed(client.workspace_id, Cursor(), wait_seconds=30, limit=1)
+        waiting = asyncio.ensure_future(client.send(call, tries=1))
+        with pytest.raises(ServerUnreachable):
+            await client.heartbeat()
+        over.set()
+
+        assert not (await waiting).rows
 
 
 # A lost answer

@@ -8,7 +8,14 @@ from uuid import UUID, uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restante.core.feed import Marks, announcement, new_activity_id, with_kinds
+from restante.core.feed import (
+    MAX_DEPTH,
+    Marks,
+    announcement,
+    is_too_deep,
+    new_activity_id,
+    with_kinds,
+)
 from restante.core.uploads import NewUpload
 from restante.ids import FileId, WorkspaceId
 
@@ -96,3 +103,12 @@ def test_a_cursor_holds_exactly_where_every_row_after_it_is_kept(kept: set[int],
 
     assert marks.lowest_seq == lowest
     assert holds == (seq + 1 in {*range(lowest, latest + 1), latest + 1})
+
+
+@given(depth=st.integers(0, 300), inner=st.sampled_from([1, "x", None, {}, []]))
+def test_depth_is_counted_through_objects_and_arrays(depth: int, inner: object):
+    message = inner
+    for level in range(depth):
+        message = [message] if level % 2 else {"a": 1, "b": message}
+
+    assert is_too_deep(message) == (depth >= MAX_DEPTH)

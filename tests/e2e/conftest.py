@@ -1,4 +1,4 @@
-"""One server for the tests that do not harm it."""
+"""One server for the tests that do not harm it, and a network before it that they may harm."""
 
 import tempfile
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from connecting import Office
 from processes import Server
+from proxies import Proxy
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,9 @@ def office() -> Iterator[Office]:
             server.start()
             with Office(server) as office:
                 yield office
+
+
+@pytest.fixture
+def proxy(office: Office) -> Iterator[Proxy]:
+    with Proxy(int(office.server.address.rpartition(":")[2])) as proxy:
+        yield proxy

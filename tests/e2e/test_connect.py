@@ -8,6 +8,7 @@ the folder is made by hand.
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from connecting import Connect, Office
 from listeners import Request
 from processes import wait_until
-from proxies import Fault, Proxy, Weather, calm
+from proxies import Fault, Proxy, calm, files_with, stalled_files
 
 from restante.client import Bytes
 
@@ -27,12 +28,6 @@ ACKS = "/pending-uploads/[^/]+/ack$"
 
 
 @pytest.fixture
-def proxy(office: Office) -> Iterator[Proxy]:
-    with Proxy(int(office.server.address.rpartition(":")[2])) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def ana(tmp_path: Path, proxy: Proxy) -> Iterator[Connect]:
     with Connect(tmp_path / "ana", proxy.address) as ana:
         yield ana.start()
@@ -41,11 +36,6 @@ def ana(tmp_path: Path, proxy: Proxy) -> Iterator[Connect]:
 def contents(proxy: Proxy) -> list[Request]:
     """The requests for the bytes of a file."""
     return [request for request in proxy.requests if request.path.endswith("/content")]
-
-
-def only_contents(fault: Fault) -> Weather:
-    """Bad weather for the bytes of files alone."""
-    return lambda request: fault if request.path.endswith("/content") else Fault()
 
 
 def assert_arrived_once(office: Office, at: Connect, *files: Bytes) -> None:
@@ -185,9 +175,9 @@ def test_bytes_that_a_crash_left_wrong_are_thrown_away(office: Office, proxy: Pr
 
 
 def test_a_killed_download_goes_on_where_it_stopped(office: Office, proxy: Proxy, ana: Connect):
-    proxy.weather = only_contents(Fault(answer_bytes=2 * MIB, is_stalled=True))
+    proxy.weather = stalled_files(2 * MIB)
     office.send(ana, LETTER)
-    wait_until(lambda: received_bytes(ana) == 2 * MIB, seconds=20, what="two mebibytes")
+    ana.until_arriving(2 * MIB)
     ana.kill()
     proxy.weather = calm
 
@@ -200,15 +190,11 @@ def test_a_killed_download_goes_on_where_it_stopped(office: Office, proxy: Proxy
     ]
 
 
-def received_bytes(at: Connect) -> int:
-    return sum(path.stat().st_size for path in at.partials())
-
-
 def test_a_download_that_breaks_again_and_again_goes_on_where_it_stopped(
     office: Office, proxy: Proxy, ana: Connect
 ):
     """Each try brings some bytes, so it comes to its end."""
-    proxy.weather = only_contents(Fault(answer_bytes=MIB))
+    proxy.weather = files_with(Fault(answer_bytes=MIB))
     office.send(ana, LETTER)
 
     assert_arrived_once(office, ana, LETTER)
@@ -220,9 +206,9 @@ def test_a_download_that_breaks_again_and_again_goes_on_where_it_stopped(
 
 
 def test_it_waits_for_a_network_that_is_cut(office: Office, proxy: Proxy, ana: Connect):
-    proxy.weather = only_contents(Fault(answer_bytes=MIB, is_stalled=True))
+    proxy.weather = stalled_files(MIB)
     office.send(ana, LETTER, NOTE)
-    wait_until(lambda: received_bytes(ana) == MIB, seconds=20, what="a mebibyte")
+    ana.until_arriving(MIB)
 
     proxy.cut()
     proxy.weather = calm
@@ -262,6 +248,35 @@ def test_a_lost_folder_starts_with_what_still_waits(office: Office, proxy: Proxy
     assert_arrived_once(office, ana, NOTE, LETTER)
 
 
+def test_memory_does_not_grow_with_the_number_of_files(office: Office, fast_disk: Path):
+    with Connect(fast_disk / "ana", office.server.address).start() as ana:
+        receive(office, ana, 200)
+        after_some = ana.memory_mib()
+        receive(office, ana, 800)
+        grown = ana.memory_mib() - after_some
+
+    print(f"{after_some:.1f} MiB after 200 files, {grown:+.1f} MiB after 1,000")
+    assert grown < 10
+    assert len(ana.names()) == 1000
+
+
+def receive(office: Office, at: Connect, count: int) -> None:
+    """Let so many files arrive, most of them small."""
+    for first in range(0, count, 50):
+        sizes = [MIB if number % 25 == 0 else 1000 + number for number in range(50)]
+        files = [Bytes(f"{first + n}.bin", bytes([n]) * size) for n, size in enumerate(sizes)]
+        office.send(at, *files)
+    office.until_nothing_waits(at, 90)
+
+
+@pytest.fixture
+def fast_disk(tmp_path: Path) -> Iterator[Path]:
+    """A thousand files need many syncs, and how fast a disk is does not matter here."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as name:
+        yield Path(name)
+
+
 def test_many_files_of_one_page_and_more_arrive(office: Office, proxy: Proxy, ana: Connect):
     """More than the server lists at once, acknowledged while the list is read."""
     ana.kill()
@@ -270,7 +285,7 @@ def test_many_files_of_one_page_and_more_arrive(office: Office, proxy: Proxy, an
     sent = [Bytes(f"{number}.txt", str(number).encode()) for number in range(120)]
     office.send(ana, *sent[:60])
     office.send(ana, *sent[60:])
-    owner = office._owner(ana)
+    owner = office.owner(ana)
     owner.acknowledge_feed(120)
 
     ana.start()

@@ -23,10 +23,10 @@ from uuid import uuid4
 
 import pytest
 import soak
-from connecting import ARRIVED, Connect, Office
+from connecting import ARRIVED, Connect, Office, size_of
 from listeners import Request, reserved_port
 from processes import Server, wait_until
-from proxies import CALM, Fault, Proxy, calm
+from proxies import CALM, Fault, Proxy, calm, stalled_files
 
 from restante.client import Bytes
 from restante.errors import RestanteError
@@ -64,9 +64,9 @@ class World:
         for to in self.workspaces:
             for _ in range(chance.randint(1, 3)):
                 files = [some_file(chance) for _ in range(chance.randint(1, 3))]
-                self.sent += self._sent(to, files)
+                self.sent += self.send_to(to, files)
 
-    def _sent(self, to: Connect, files: Sequence[Bytes]) -> list[Sent]:
+    def send_to(self, to: Connect, files: Sequence[Bytes]) -> list[Sent]:
         try:
             self.office.send(to, *files)
         except RestanteError:
@@ -131,6 +131,31 @@ def test_every_accepted_file_arrives_once(world: World):
                 forget(world, workspace)
             seen.files += len(world.sent)
     print(seen, flush=True)
+
+
+def test_a_server_that_was_killed_is_waited_for(world: World):
+    """Each file stops in its middle, and goes on from there when the server is back."""
+    ana, ben = world.workspaces
+    letters = [Bytes(f"{workspace.root.name}.bin", _RANDOM_BYTES) for workspace in (ana, ben)]
+    world.proxy.weather = stalled_files(MIB)
+    for workspace, letter in zip(world.workspaces, letters, strict=True):
+        world.sent += world.send_to(workspace, [letter])
+    for workspace in world.workspaces:
+        workspace.until_arriving(MIB)
+
+    world.server.kill()
+    world.proxy.drop()
+    for workspace in world.workspaces:
+        workspace.until_said("Trying again")
+    world.proxy.weather = calm
+    world.server.start()
+
+    for workspace in world.workspaces:
+        world.office.until_nothing_waits(workspace, DRAINED_SECONDS)
+        assert_each_once(world, workspace)
+    asked = [r.headers.get("range") for r in world.proxy.requests if r.path.endswith("/content")]
+    assert asked[:2] == [None, None]
+    assert set(asked[2:]) == {f"bytes={MIB}-"}
 
 
 def kill_now_and_then(world: World, chance: random.Random, seen: "Tally") -> None:
@@ -265,13 +290,6 @@ TRIGGERS: Sequence[Trigger] = [
     when_a_file_is_acked,
     when_it_says_received,
 ]
-
-
-def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def acks(world: World, whose: str) -> int:

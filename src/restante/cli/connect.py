@@ -14,7 +14,7 @@ from cyclopts import App, Group, Parameter
 from rich.console import Console
 
 from restante.cli.display import Display, display_for
-from restante.errors import BadRequest
+from restante.errors import BadRequest, NotAuthenticated, RestanteError
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
@@ -78,8 +78,10 @@ def connect(
         file_command=commands.words_of(exec) if exec is not None else (),
         message_command=commands.words_of(on_message) if on_message is not None else (),
     )
+    address = url or os.environ.get("RESTANTE_URL") or None
+    _client(dir, address)  # a mistake is refused before a folder is made for it
     with Folder.open(dir) as folder, display_for(Console()) as display:
-        client = _client(folder, url or os.environ.get("RESTANTE_URL") or None)
+        client = _client(folder.root, address)
         left = asyncio.run(_until_interrupted(_receive(client, folder, display, wish)))
     display.summary()
     if left is None and once:
@@ -100,21 +102,20 @@ class _Wish:
     message_command: Sequence[str]
 
 
-def _client(folder: "Folder", url: str | None) -> "AsyncClient":
+def _client(root: Path, url: str | None) -> "AsyncClient":
     """The client of the workspace that the folder belongs to, or one that has to register yet."""
     from restante.client.addresses import server_url
     from restante.client.aio import AsyncClient
     from restante.client.folder import kept_credentials
 
-    kept = kept_credentials(folder.root)
+    kept = kept_credentials(root)
     if kept is None:
         if url is None:
             raise BadRequest("Say which server to connect to, such as http://127.0.0.1:8080.")
         return AsyncClient(url)
     if url is not None and server_url(url) != kept.url:
         raise BadRequest(
-            f"{folder.root} belongs to a workspace at {kept.url}: use another --dir for "
-            f"{server_url(url)}."
+            f"{root} belongs to a workspace at {kept.url}: use another --dir for {server_url(url)}."
         )
     return AsyncClient.of(kept)
 
@@ -129,15 +130,35 @@ async def _receive(client: "AsyncClient", folder: "Folder", display: Display, wi
             display.warn(
                 f"{client.url} is not encrypted: the token and the files can be read on the way."
             )
-        if not client.is_registered:
+        is_known = client.is_registered
+        if not is_known:
             name = wish.name or platform.node() or "workspace"
             folder.keep(await client.register(name, registration_token=wish.registration_token))
-        elif wish.name:
-            await client.rename(wish.name)
         display.began(client.url, client.workspace_id, folder.uploads.path)
         handlers = Handlers(wish.file_command, wish.message_command)
         receiver = Receiver(client, folder, display, handlers)
-        return await (receiver.run_once() if wish.once else receiver.run())
+        try:
+            if is_known and wish.name:
+                await _rename(client, display, wish.name)
+            return await (receiver.run_once() if wish.once else receiver.run())
+        except NotAuthenticated as error:
+            raise NotAuthenticated(
+                f"{client.url} no longer accepts the token of this workspace: it was replaced or "
+                f"revoked, or the workspace was removed. Write a new token into "
+                f"{folder.credentials_path}, or use another --dir to register anew."
+            ) from error
+
+
+async def _rename(client: "AsyncClient", display: Display, name: str) -> None:
+    """What the workspace is called matters less than what waits for it."""
+    from restante.client.receiving import FINAL
+
+    try:
+        await client.rename(name)
+    except FINAL:
+        raise
+    except RestanteError as error:
+        display.warn(f"the workspace keeps its name for now. {error}")
 
 
 async def _until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:

@@ -93,7 +93,7 @@ class Display:
     def waiting(self, error: RestanteError, seconds: float) -> None:
         """Something is in the way for now; the same thing is said once."""
         if str(error) != self._last_error:
-            self.line(f"{error} Trying again, first in {seconds:.0f} s.", style="red")
+            self.line(f"{error} Trying again, first in {max(seconds, 1):.0f} s.", style="red")
         self._last_error = str(error)
 
     def connected(self) -> None:
@@ -154,7 +154,7 @@ class LiveDisplay(Display):
     def waiting(self, error: RestanteError, seconds: float) -> None:
         self._end_bar()
         super().waiting(error, seconds)
-        self._trouble = f"{error} Again in {seconds:.0f} s."
+        self._trouble = f"{error} Again in {max(seconds, 1):.0f} s."
 
     def connected(self) -> None:
         if self._last_error:

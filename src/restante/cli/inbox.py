@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from cyclopts import App, Group, Parameter
 
@@ -12,12 +12,11 @@ from restante import wire
 from restante.cli.access import Access, workspace_named
 from restante.cli.lines import json_text
 from restante.cli.sizes import shown_bytes
-from restante.errors import BadRequest
+from restante.errors import BadRequest, CursorGone, RestanteError
 from restante.ids import WorkspaceId
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
-    from restante.client.calls import Cursor
 
 _WAIT_SECONDS = 30
 
@@ -78,9 +77,30 @@ async def _look(
         whose = await _whose(client, workspace)
         page = await client.feed(limit=limit, of=whose)
         _show_rows(page.rows, show)
-        seq = page.latest_seq
-        while follow:
-            page = await client.feed(_after(seq), wait_seconds=_WAIT_SECONDS, of=whose)
+        if follow:
+            await _follow(client, whose, page.latest_seq, show)
+
+
+async def _follow(client: "AsyncClient", whose: WorkspaceId, seq: int, show: Show) -> NoReturn:
+    """Show rows as they come; wait for a lost server, read a trimmed feed from where it begins."""
+    from restante.client.calls import Cursor
+    from restante.client.patience import Patience, is_passing
+
+    patience = Patience()
+    while True:
+        try:
+            page = await client.feed(Cursor(seq), wait_seconds=_WAIT_SECONDS, of=whose)
+        except CursorGone as gone:
+            print(f"restante: {gone}", file=sys.stderr)
+            seq = max(int(gone.facts.get("lowest_seq", 1)) - 1, 0)
+            await asyncio.sleep(patience.failed())
+        except RestanteError as error:
+            if not is_passing(error):
+                raise
+            print(f"restante: {error}", file=sys.stderr)
+            await asyncio.sleep(patience.failed(error))
+        else:
+            patience.succeeded()
             _show_rows(page.rows, show)
             seq = page.rows[-1].seq if page.rows else seq
 
@@ -103,12 +123,6 @@ async def _whose(client: "AsyncClient", workspace: str | None) -> WorkspaceId:
     if not client.is_registered:
         raise BadRequest("Say which workspace: give its id or name, or --dir of its folder.")
     return client.workspace_id
-
-
-def _after(seq: int) -> "Cursor":
-    from restante.client.calls import Cursor
-
-    return Cursor(seq)
 
 
 def _show_rows(rows: Sequence[wire.ActivityRow], show: Show) -> None:

@@ -152,6 +152,8 @@ class AsyncClient:
                 yield upload
             if not isinstance(page.next_after, UUID) or not page.uploads:
                 return
+            if page.next_after == after:
+                raise AnswerInvalid("The server's list of waiting files does not advance.")
             after = FileId(page.next_after)
 
     async def acknowledge(self, file_id: FileId | UUID) -> None:
@@ -258,7 +260,8 @@ def _authorization(token: str | None) -> dict[str, str]:
 
 def _failure(url: str, error: Exception) -> RestanteError:
     if isinstance(error, aiohttp.ClientResponseError):
-        return AnswerInvalid(f"{url} does not answer in HTTP: {calls.printable(error.message)}.")
+        what = calls.printable(error.message.partition("\n")[0]).rstrip(": ")
+        return AnswerInvalid(f"{url} does not answer in HTTP: {what}.")
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno or 0  # names that cannot be looked up have negative ones
         why = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)

@@ -64,6 +64,11 @@ class Folder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def credentials_path(self) -> Path:
+        """Where the credentials are kept."""
+        return self._ours.path / _CREDENTIALS
+
     def keep(self, credentials: Credentials) -> None:
         """Write the credentials for the next time, readable by their owner only."""
         new = _CREDENTIALS + ".new"
@@ -71,8 +76,8 @@ class Folder:
         with self._ours.partial(new) as file:
             file.write(msgspec.json.encode(credentials))
             file.sync()
-        with disk_errors(self._ours.path / _CREDENTIALS):
-            (self._ours.path / new).replace(self._ours.path / _CREDENTIALS)
+        with disk_errors(self.credentials_path):
+            (self._ours.path / new).replace(self.credentials_path)
             self._ours.sync()
 
     def arriving(self, file_id: FileId) -> Partial:

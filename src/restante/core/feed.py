@@ -1,6 +1,6 @@
 """What a row of a workspace's feed is, and how files and messages become one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -17,6 +17,7 @@ MAX_PAGE = 500
 DEFAULT_PAGE = 100
 LONGEST_LOOK_BACK_SECONDS = 30 * 24 * 3600
 LONGEST_WAIT_SECONDS = 60
+MAX_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,26 @@ def announcement(workspace_id: WorkspaceId, file: NewUpload | Upload) -> NewActi
         summary=f"{UPLOAD_METHOD}: {file.name}",
         request_body=msgspec.json.encode(body),
     )
+
+
+def is_too_deep(message: object) -> bool:
+    """
+    Whether a message is nested deeper than anybody means.
+
+    Readers have limits of their own: a row that one of them cannot take would stop it for good.
+    """
+    level = [message]
+    for _ in range(MAX_DEPTH):
+        level = [inner for holder in level for inner in _inside(holder)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(holder: object) -> Iterable[object]:
+    if isinstance(holder, dict):
+        return cast("dict[str, object]", holder).values()
+    return cast("list[object]", holder) if isinstance(holder, list) else ()
 
 
 def with_kinds(message: Mapping[str, Any]) -> dict[str, Any]:

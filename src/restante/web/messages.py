@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from restante import wire
-from restante.core.feed import NewActivity, with_kinds
+from restante.core.feed import MAX_DEPTH, NewActivity, is_too_deep, with_kinds
 from restante.core.workspaces import clean_label
 from restante.errors import (
     AddressRefused,
@@ -72,6 +72,8 @@ def _message(body: bytes) -> dict[str, Any]:
         raise BadRequest("The body must be one JSON-RPC 2.0 object.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("The body is not valid JSON.") from error
+    if is_too_deep(message):
+        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
     method = message.get("method")
     if not isinstance(method, str) or not method.strip():
         raise BadRequest("method is wrong: a JSON-RPC 2.0 body needs one.")

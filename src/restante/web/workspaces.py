@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from restante import wire
+from restante.core.feed import MAX_DEPTH, is_too_deep
 from restante.core.workspaces import Changes, Workspace, clean_label, opens
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId
@@ -34,6 +35,8 @@ async def register(request: Request) -> Response:
     name = sent.agent_card.get("name")
     if not isinstance(name, str) or not name.strip():
         raise BadRequest("agent_card is wrong: it needs a name.")
+    if is_too_deep(sent.agent_card):
+        raise BadRequest(f"agent_card is wrong: it is nested deeper than {MAX_DEPTH} levels.")
     changes = Changes(
         name=clean_label(name),
         delivery_mode=sent.delivery_mode,

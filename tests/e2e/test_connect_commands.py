@@ -1,0 +1,444 @@
+"""`restante connect` as people and scripts use it: commands, flags, signals, and what is shown."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGINT, SIGTERM, Signals
+from typing import Any, Self
+from urllib.request import Request as HttpRequest
+from urllib.request import urlopen
+from uuid import uuid4
+
+import pytest
+from connecting import Connect, Office, ends_within
+from listeners import reserved_port
+from processes import RESTANTE, alive, children, clean_environment, restante, wait_until
+from proxies import Proxy, calm, stalled_files
+
+from restante.client import Bytes, Credentials
+from restante.client.folder import Folder
+from restante.ids import WorkspaceId
+
+MIB = 1024 * 1024
+LETTER = Bytes("letter.bin", os.urandom(3 * MIB))
+NOTE = Bytes("note.txt", b"n", "text/plain")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "my files"
+
+
+@pytest.fixture
+def ana(folder: Path, office: Office) -> Connect:
+    """Registered, and not running; a folder with a space in its name."""
+    assert restante("connect", office.server.address, "--dir", folder, "--once").code == 0
+    return Connect(folder, office.server.address)
+
+
+@contextmanager
+def running(connect: Connect, *flags: str, **environment: str) -> Iterator[Connect]:
+    with Connect(connect.root, connect.url, *flags, **environment) as begun:
+        yield begun.start()
+
+
+def program(path: Path, text: str) -> str:
+    """A Python program, as the words of a command."""
+    path.write_text(text)
+    return f"{sys.executable} '{path}'"
+
+
+def message(**places: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": "message/send", **places}
+
+
+# Once
+
+
+def test_once_takes_what_is_there_and_ends(office: Office, ana: Connect):
+    office.send(ana, LETTER, NOTE)
+
+    first = restante("connect", "--dir", ana.root, "--once")
+    second = restante("connect", "--dir", ana.root, "--once")
+
+    assert (first.code, second.code) == (0, 0)
+    assert "2 files received, 3.0 MiB." in first.stdout
+    assert "0 files received" in second.stdout
+    assert ana.names() == sorted([LETTER.name, NOTE.name])
+    assert not office.waiting(ana)
+
+
+def test_once_without_a_server_ends_with_1_and_a_sentence(folder: Path):
+    with reserved_port() as port, Folder.open(folder) as opened:
+        url = f"http://127.0.0.1:{port.getsockname()[1]}"
+        opened.keep(Credentials(url, WorkspaceId(uuid4()), "token"))
+    ended = restante("connect", "--dir", folder, "--once")
+
+    assert ended.code == 1
+    assert ended.stderr == f"restante: {url} cannot be reached: Connection refused.\n"
+
+
+def test_once_says_how_many_files_were_left_behind(office: Office, ana: Connect):
+    office.send(ana, NOTE)
+
+    ended = restante("connect", "--dir", ana.root, "--once", "--exec", "false")
+
+    assert ended.code == 1
+    assert "1 files could not be taken and still wait" in ended.stderr
+    assert office.waiting(ana) == {NOTE.name}
+
+
+def test_once_that_is_interrupted_was_not_done(office: Office, proxy: Proxy, folder: Path):
+    with Connect(folder, proxy.address).start() as ana:
+        ana.stop()
+        proxy.weather = stalled_files(MIB)
+        office.send(ana, LETTER)
+        with running(ana, "--once") as once:
+            once.until_arriving(MIB)
+            assert once.stop() == 130
+
+
+# Commands for files
+
+
+def test_a_command_gets_the_path_and_what_is_known_of_the_file(office: Office, ana: Connect):
+    text = """
+import os, sys
+for name in ("ID", "NAME", "TYPE"):
+    print(name, os.environ["RESTANTE_FILE_" + name])
+print(len(sys.argv), open(sys.argv[-1]).read(), sys.argv[-1])
+"""
+    command = program(ana.root / "a program.py", text)
+    (file_id,) = office.send(ana, NOTE)
+    with running(ana, "--exec", f"{command} 'one argument'") as connect:
+        office.until_nothing_waits(ana)
+        connect.until_said("received")
+
+    path = ana.path_of(NOTE.name)
+    assert f"  ID {file_id}\n  NAME note.txt\n  TYPE text/plain\n  3 n {path}\n" in connect.said
+
+
+def test_a_file_is_acknowledged_when_its_command_has_succeeded(office: Office, ana: Connect):
+    text = """
+import pathlib, sys
+tries = pathlib.Path(__file__).with_name("tries")
+with tries.open("a") as file:
+    print(sys.argv[1], file=file)
+sys.exit(len(tries.read_text().splitlines()) < 3)
+"""
+    command = program(ana.root / "fail.py", text)
+    with running(ana, "--exec", command) as connect:
+        office.send(ana, NOTE)
+
+        connect.until_said("not taken: note.txt:")
+        assert office.waiting(ana) == {NOTE.name}
+        office.until_nothing_waits(ana)
+        connect.until_said("received note.txt")
+
+    assert f"{sys.executable} ended with status 1." in connect.said
+    tries = (ana.root / "tries").read_text().splitlines()
+    assert tries == [str(ana.path_of(NOTE.name))] * 3
+
+
+def test_a_command_that_is_not_there_takes_no_file(office: Office, ana: Connect):
+    with running(ana, "--exec", "no-such-command --now") as connect:
+        office.send(ana, NOTE)
+
+        said = connect.until_said("not taken: note.txt")
+
+    assert "no-such-command cannot be run: No such file or directory." in said
+    assert office.waiting(ana) == {NOTE.name}
+
+
+def test_a_command_may_take_the_file_away(office: Office, ana: Connect):
+    (ana.root / "taken").mkdir()
+    with running(ana, "--exec", f"mv -t '{ana.root / 'taken'}'"):
+        office.send(ana, NOTE, LETTER)
+        office.until_nothing_waits(ana)
+
+    assert ana.names() == []
+    assert len(list((ana.root / "taken").iterdir())) == 2
+
+
+def test_a_command_is_ended_with_us(office: Office, ana: Connect):
+    """It would otherwise work on a file that the next run hands over again."""
+    with running(ana, "--exec", "sh -c 'echo begun; exec sleep 300'") as connect:
+        office.send(ana, NOTE)
+        connect.until_said("begun")
+        (child,) = children(connect.pid)
+        with ends_within(2):
+            assert connect.stop() == 0
+
+    assert not alive(child)
+    assert office.waiting(ana) == {NOTE.name}
+
+
+# Commands for messages
+
+
+def test_a_message_names_files_by_where_they_are(office: Office, ana: Connect):
+    (file_id,) = office.send(ana, NOTE)
+    kept = ana.credentials
+    sent = {"kind": "file", "file": {"uri": f"platform-pending:{kept.workspace_id}/{file_id}"}}
+    unknown = {"kind": "file", "file": {"uri": f"platform-pending:{kept.workspace_id}/unknown"}}
+    parts = [sent, unknown, {"kind": "text", "text": "here"}]
+    office.say(ana, message(parts=parts))
+    office.say(ana, message(params={"parts": parts}))
+    office.say(ana, message(params={"message": {"parts": parts}}))
+    keep = ana.root / "rows"
+
+    ended = restante(
+        "connect",
+        "--dir",
+        ana.root,
+        "--once",
+        "--on-message",
+        f'sh -c \'cat >> "{keep}"; echo >> "{keep}"\'',
+    )
+
+    assert ended.code == 0, ended
+    rows = [json.loads(row) for row in keep.read_text().splitlines()]
+    here = {"kind": "file", "file": {"uri": f"workspace:{ana.path_of(NOTE.name)}"}}
+    expected = [here, unknown, {"kind": "text", "text": "here"}]
+    assert [row["request_body"] for row in rows] == [
+        message(parts=expected),
+        message(params={"parts": expected}),
+        message(params={"message": {"parts": expected}}),
+    ]
+    assert [row["seq"] for row in rows] == [2, 3, 4]
+
+
+def test_a_message_that_nobody_takes_keeps_the_others_and_not_the_files(
+    office: Office, ana: Connect
+):
+    text = """
+import json, os, pathlib, sys
+here = pathlib.Path(__file__).parent
+if not (here / "open").exists():
+    sys.exit("closed for now")
+with (here / "taken").open("a") as file:
+    print(json.load(sys.stdin)["seq"], os.environ["RESTANTE_METHOD"], file=file)
+"""
+    command = program(ana.root / "take.py", text)
+    with running(ana, "--on-message", command) as connect:
+        office.say(ana, message(params={"n": 1}))
+        connect.until_said("closed for now")
+        office.say(ana, message(params={"n": 2}))
+        office.send(ana, NOTE)
+        office.until_nothing_waits(ana)
+        office.say(ana, message(params={"n": 3}))
+        (ana.root / "open").touch()
+        wait_until(lambda: office.acked_seq(ana) == 4, seconds=30, what="the last message")
+
+    taken = (ana.root / "taken").read_text().splitlines()
+    assert taken == ["1 message/send", "2 message/send", "4 message/send"]
+    assert ana.names() == [NOTE.name]
+
+
+def test_once_takes_the_files_behind_a_message_that_nobody_takes(office: Office, ana: Connect):
+    office.say(ana, message())
+    office.send(ana, NOTE)
+
+    ended = restante("connect", "--dir", ana.root, "--once", "--on-message", "false")
+
+    assert ended.code == 1
+    assert ended.stderr == "restante: false ended with status 1.\n"
+    assert ana.names() == [NOTE.name]
+    assert not office.waiting(ana)
+    assert office.acked_seq(ana) == 0
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+def test_a_signal_ends_it_in_the_middle_of_a_file_and_it_goes_on_later(
+    office: Office, proxy: Proxy, folder: Path, number: Signals
+):
+    proxy.weather = stalled_files(2 * MIB)
+    with Connect(folder, proxy.address).start() as ana:
+        office.send(ana, LETTER)
+        ana.until_arriving(2 * MIB)
+        with ends_within(2):
+            assert ana.stop(number) == 0
+        assert ana.lines[-1] == "0 files received, 0 B.\n"
+        assert "Traceback" not in ana.said
+        proxy.weather = calm
+
+        ana.start()
+        office.until_nothing_waits(ana)
+
+    asked = [r.headers.get("range") for r in proxy.requests if r.path.endswith("/content")]
+    assert asked == [None, f"bytes={2 * MIB}-"]
+    assert ana.path_of(LETTER.name).read_bytes() == LETTER.content
+
+
+def test_a_signal_ends_it_while_it_waits_for_a_lost_server(proxy: Proxy, folder: Path):
+    with Connect(folder, proxy.address).start() as ana:
+        proxy.cut()
+        ana.until_said("Trying again")
+        with ends_within(2):
+            assert ana.stop() == 0
+        proxy.restore()
+
+
+# Refusals
+
+
+def test_a_folder_that_is_in_use_is_refused(ana: Connect):
+    with running(ana):
+        second = restante("connect", ana.url, "--dir", ana.root)
+
+    assert second.code == 1
+    assert second.stderr == (
+        f"restante: Another program receives into {ana.root} already: "
+        "end it, or use another folder.\n"
+    )
+
+
+def test_a_folder_of_another_server_is_refused(ana: Connect):
+    ended = restante("connect", "http://127.0.0.1:1", "--dir", ana.root)
+
+    assert ended.code == 1
+    assert f"{ana.root} belongs to a workspace at {ana.url}" in ended.stderr
+
+
+def test_a_revoked_token_ends_it_and_a_new_one_lets_it_go_on(office: Office, ana: Connect):
+    path = f"/admin/workspaces/{ana.credentials.workspace_id}/token"
+    with running(ana) as connect:
+        admin(office, "DELETE", path)
+        office.say(ana, message())
+        office.send(ana, NOTE)
+        assert connect.wait() == 1
+
+    assert f"restante: {ana.url} no longer accepts the token of this workspace" in connect.said
+    keeper = ana.root / ".molecule" / "restante" / "credentials.json"
+    assert f"Write a new token into {keeper}, or use another --dir" in connect.said
+
+    token = admin(office, "POST", path)["auth_token"]
+    keeper.write_text(json.dumps(json.loads(keeper.read_text()) | {"token": token}))
+    assert restante("connect", "--dir", ana.root, "--once").code == 0
+    assert ana.names() == [NOTE.name]
+
+
+def test_it_starts_while_the_server_is_away(office: Office, proxy: Proxy, folder: Path):
+    """A laptop boots before its network is there, also if its command gives it a name."""
+    with Connect(folder, proxy.address, "--name", "laptop") as ana:
+        ana.start().stop()
+        proxy.cut()
+        ana.start()
+        ana.until_said("Trying again")
+        office.send(ana, NOTE)
+        proxy.restore()
+        office.until_nothing_waits(ana)
+
+
+def admin(office: Office, method: str, path: str) -> Any:
+    request = HttpRequest(
+        office.server.address + path,
+        method=method,
+        headers={"Authorization": f"Bearer {office.server.admin_token}"},
+    )
+    with urlopen(request) as answer:
+        return json.loads(answer.read() or b"null")
+
+
+# What is shown
+
+
+class Terminal:
+    """A `restante connect` on a terminal of eighty columns."""
+
+    def __init__(self, at: Connect, **environment: str) -> None:
+        self.shown = ""
+        self._changed = threading.Condition()
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [RESTANTE, "connect", at.url, "--dir", at.root],
+            env=clean_environment(**{"TERM": "xterm-256color", "COLUMNS": "80"} | environment),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+        )
+        os.close(slave)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.send_signal(SIGINT)
+        self.process.wait(10)
+        self._reader.join(10)
+        os.close(self._master)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                piece = os.read(self._master, 65536)
+            except OSError:  # nobody is at the other end any more
+                return
+            with self._changed:
+                self.shown += piece.decode(errors="replace")
+                self._changed.notify_all()
+
+    def until_shown(self, text: str, seconds: float = 20) -> None:
+        with self._changed:
+            shown = self._changed.wait_for(lambda: text in self.shown, seconds)
+        assert shown, f"{text!r} was not shown:\n{self.shown!r}"
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-8][0-9;]*m")
+
+
+def test_a_terminal_shows_a_bar_the_speed_and_the_total(office: Office, proxy: Proxy, folder: Path):
+    with Connect(folder, proxy.address).start() as ana:
+        ana.stop()
+    proxy.weather = stalled_files(2 * MIB)
+    with Terminal(ana) as terminal:
+        office.send(ana, LETTER)
+        terminal.until_shown("2.0/3.0 MiB")
+        assert "━" in terminal.shown
+        proxy.weather = calm
+        proxy.drop()
+        terminal.until_shown("received letter.bin")
+        terminal.until_shown("1 files")
+
+    assert COLOUR.search(terminal.shown)
+    assert terminal.shown.endswith("1 files received, 3.0 MiB.\r\n")
+    assert "\x1b[?25h" in terminal.shown  # the cursor is back
+
+
+def test_no_color_means_none(office: Office, ana: Connect):
+    with Terminal(ana, NO_COLOR="1") as terminal:
+        office.send(ana, NOTE)
+        terminal.until_shown("received note.txt")
+
+    assert not COLOUR.search(terminal.shown)
+
+
+def test_a_terminal_that_can_do_nothing_gets_plain_lines(office: Office, ana: Connect):
+    with Terminal(ana, TERM="dumb") as terminal:
+        office.send(ana, NOTE)
+        terminal.until_shown("received note.txt")
+
+    assert "\x1b" not in terminal.shown
+
+
+def test_a_pipe_gets_plain_lines(office: Office, ana: Connect):
+    with running(ana) as connect:
+        office.send(ana, NOTE)
+        office.say(ana, message(parts=[{"kind": "text", "text": "\x1b[31mred\r\nalert"}]))
+        connect.until_said("received note.txt")
+        connect.until_said("message message/send")
+
+    assert "\x1b" not in connect.said
+    assert "message message/send:  [31mred  alert\n" in connect.said

@@ -1,0 +1,143 @@
+"""A disk without room: nothing is acknowledged that is not on it, and room is all it takes."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from connecting import Connect, Office
+from processes import wait_until
+from proxies import Proxy
+
+from restante.client import Bytes
+
+MIB = 1024 * 1024
+PAGE = 4096
+LETTER = Bytes("letter.bin", os.urandom(2 * MIB))
+NOTE = Bytes("note.txt", os.urandom(16 * PAGE))
+
+NO_ROOM = "There is no room left for "
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of four mebibytes."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small filesystem, and not everywhere")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@pytest.fixture
+def ana(disk: Path, proxy: Proxy) -> Iterator[Connect]:
+    with Connect(disk / "ana", proxy.address) as ana:
+        yield ana.start()
+
+
+class Filler:
+    """A file that takes all the room there is, but for what is left to others."""
+
+    def __init__(self, disk: Path, *, leave: int = 0) -> None:
+        self._path = disk / "filler"
+        with self._path.open("wb", buffering=0) as file:
+            try:
+                while file.write(bytes(PAGE)):
+                    pass
+            except OSError:
+                file.truncate(max(file.tell() - leave, 0))
+
+    def remove(self) -> None:
+        self._path.unlink()
+
+
+def assert_arrived_once(office: Office, at: Connect, file: Bytes) -> None:
+    office.until_nothing_waits(at)
+    assert at.names() == [file.name]
+    assert at.path_of(file.name).read_bytes() == file.content
+    wait_until(lambda: not at.partials(), seconds=10, what="an end of all partial files")
+
+
+def test_a_file_without_room_waits_until_there_is_some(office: Office, disk: Path, ana: Connect):
+    filler = Filler(disk, leave=MIB)
+    office.send(ana, LETTER)
+
+    said = ana.until_said(NO_ROOM)
+    assert "/arriving/" in said
+    assert "free some space. Trying again" in said
+    assert office.waiting(ana) == {LETTER.name}
+    assert ana.names() == []
+
+    filler.remove()
+    assert_arrived_once(office, ana, LETTER)
+    assert ana.is_running()
+
+
+def test_what_was_not_noted_is_not_placed(office: Office, disk: Path, proxy: Proxy, ana: Connect):
+    """The bytes had just room enough, and the note of where they go has not."""
+    hold = proxy.hold("GET", "/content$")
+    office.send(ana, NOTE)
+    hold.until_reached()
+    filler = Filler(disk, leave=len(NOTE.content))
+    proxy.release()
+
+    assert "progress.sqlite" in ana.until_said(NO_ROOM)
+    assert office.waiting(ana) == {NOTE.name}
+    assert ana.names() == []
+
+    filler.remove()
+    assert_arrived_once(office, ana, NOTE)
+
+
+def test_an_ack_that_cannot_be_noted_does_no_harm(
+    office: Office, disk: Path, proxy: Proxy, ana: Connect
+):
+    hold = proxy.hold("POST", "/pending-uploads/[^/]+/ack$")
+    office.send(ana, NOTE)
+    hold.until_reached()
+    filler = Filler(disk)
+    proxy.release()
+
+    assert "progress.sqlite" in ana.until_said(NO_ROOM)
+
+    filler.remove()
+    ana.until_said("received note.txt")
+    assert_arrived_once(office, ana, NOTE)
+
+
+def test_a_crash_on_a_full_disk_costs_nothing(office: Office, disk: Path, ana: Connect):
+    """It starts without any room, says so, and goes on by itself when there is some."""
+    filler = Filler(disk, leave=MIB)
+    office.send(ana, LETTER)
+    ana.until_said(NO_ROOM)
+    ana.kill()
+    filler.remove()
+    filler = Filler(disk)
+
+    ana.start()
+    ana.until_said(NO_ROOM)
+    assert office.waiting(ana) == {LETTER.name}
+    filler.remove()
+
+    assert_arrived_once(office, ana, LETTER)
+
+
+def test_the_rest_arrives_when_a_large_file_does_not_fit(office: Office, disk: Path, ana: Connect):
+    """A person makes room by taking away what has arrived."""
+    letters = [Bytes(f"{number}.bin", os.urandom(MIB + MIB // 2)) for number in range(4)]
+    office.send(ana, *letters)
+    ana.until_said(NO_ROOM)
+    kept: dict[str, bytes] = {}
+
+    def take_away() -> bool:
+        for path in list(ana.uploads.iterdir()):
+            kept[path.name[33:]] = path.read_bytes()
+            path.unlink()
+        return len(kept) == len(letters)
+
+    wait_until(take_away, seconds=30, what="all four")
+    assert kept == {letter.name: letter.content for letter in letters}
+    office.until_nothing_waits(ana)
