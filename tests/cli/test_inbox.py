@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 from callers import ADMIN_TOKEN, Caller, Part, registered
-from impostors import http, impostor
+from impostors import http, impostor, one_after_another
 from processes import RESTANTE, Outcome, clean_environment, restante
 from sites import Site
 
@@ -201,3 +201,27 @@ async def test_following_shows_rows_as_they_come_until_ctrl_c(caller: Caller):
         assert (await follower.line()).rstrip().endswith(f"file {name} (5 B)")
 
     assert await follower.interrupted() == (130, "")
+
+
+async def test_following_goes_on_after_an_outage_and_a_trim(caller: Caller):
+    """Whoever watches a feed over night should see in the morning what came."""
+    await caller.message(message("first"), to=caller)
+    (row,) = await caller.feed()
+    gone = {"error": "It was trimmed.", "code": "cursor_gone", "lowest_seq": 5, "latest_seq": 5}
+    answers = [
+        http(200, [row], X_Restante_Latest_Seq="1"),
+        *[b""] * 9,  # more often than one request is tried
+        http(410, gone),
+        http(200, [row | {"seq": 5}]),
+        http(200, []),
+    ]
+
+    async with impostor(one_after_another(*answers)) as liar:
+        follower = Follower(liar.url, NOBODY)
+        shown = [await follower.line(), await follower.line()]
+        code, complained = await follower.interrupted()
+
+    assert [line.split()[0] for line in shown] == ["1", "5"]
+    assert code == 130
+    assert "broke off" in complained
+    assert "It was trimmed." in complained
