@@ -37,7 +37,7 @@ async def spoken(access: Access) -> str | None:
 
 
 async def test_what_is_nearest_counts_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Flag, then RESTANTE_TOKEN, then RESTANTE_ADMIN_TOKEN, then the data directory."""
+    """A flag, then RESTANTE_TOKEN, then what is known of the server on this machine."""
     usual = data_dir(tmp_path, "of-the-usual-directory", "usual")
     monkeypatch.setattr(DataDirectory, "default", lambda: usual)
     assert await spoken(Access()) == "of-the-usual-directory"
@@ -49,7 +49,8 @@ async def test_what_is_nearest_counts_most(monkeypatch: pytest.MonkeyPatch, tmp_
     assert await spoken(told) == "of-a-flag"
 
     monkeypatch.setenv("RESTANTE_ADMIN_TOKEN", "admins")
-    assert await spoken(told) == "admins"
+    assert await spoken(told) == "of-a-flag"
+    assert await spoken(Access()) == "admins"
 
     monkeypatch.setenv("RESTANTE_TOKEN", "ours")
     assert await spoken(told) == "ours"

@@ -106,8 +106,10 @@ def test_the_bar_follows_the_file_and_the_totals_stay():
     def show(display: Display) -> None:
         display.arriving(FILE)
         display.progress(1024)
+        display.ended()
         display.delivered(FILE, Path("/a.txt"))
         display.arriving(FILE)
+        display.ended()
         display.failed("a.txt", FileCorrupt("It is damaged."))
         display.message("message/send", "hello")
 

@@ -14,7 +14,7 @@ from restante.client.calls import Credentials
 from restante.client.disk import Directory
 from restante.client.folder import HOME, OURS, UPLOADS, Folder, kept_credentials
 from restante.client.progress import State
-from restante.errors import FolderFull, FolderUnusable
+from restante.errors import FolderFull, FolderInUse, FolderUnusable
 from restante.ids import FileId, WorkspaceId
 
 NAME = "0123-a.txt"
@@ -154,6 +154,31 @@ def failing(number: int) -> Callable[..., None]:
         raise OSError(number, os.strerror(number))
 
     return fail
+
+
+def test_a_file_that_was_placed_is_not_written_to_again(directory: Directory, root: Path):
+    """A crash after the first name and before the second goes leaves one file with two names."""
+    path = receive(directory)
+    (root / "a.part").hardlink_to(path)
+    path.write_bytes(b"edited by its owner")
+
+    with directory.partial("a.part") as partial:
+        partial.write(b"other")
+
+    assert path.read_bytes() == b"edited by its owner"
+    assert (root / "a.part").read_bytes() == b"other"
+
+
+def test_two_who_receive_the_same_do_not_write_into_each_other(directory: Directory):
+    with (
+        directory.partial("a.part"),
+        pytest.raises(FolderInUse, match=r"a\.part"),
+        directory.partial("a.part"),
+    ):
+        pass
+
+    with directory.partial("a.part") as partial:
+        assert partial.size == 0
 
 
 def test_removing_twice_is_removing_once(directory: Directory, root: Path):

@@ -319,3 +319,14 @@ def test_an_announcement_without_a_type_is_one():
 
 def test_a_message_that_looks_like_a_file_is_a_message():
     assert announced(row(FILE, method="message/send")) is None
+
+
+async def test_another_workspace_cannot_announce_a_file(client: AsyncClient, caller: Caller):
+    """It can send a message of that name; who fetched what that names would be led by strangers."""
+    stranger = await registered(caller.site)
+    forged = {"method": "chat_upload_receive", "file_id": NOBODY, "name": "x", "size": 1}
+    assert (await stranger.message(forged, to=caller)).status == 200
+
+    (item,) = await taken(client)
+
+    assert isinstance(item, MessageItem)

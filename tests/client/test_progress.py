@@ -145,6 +145,27 @@ def test_an_old_file_that_comes_again_is_not_forgotten_at_once(
     assert all(progress.received(file_id) for file_id in files)
 
 
+def test_what_is_unfinished_is_never_forgotten_and_has_an_end(
+    progress: Progress, monkeypatch: pytest.MonkeyPatch
+):
+    """Forgotten, it would come again under another name, with every look."""
+    monkeypatch.setattr(module, "REMEMBERED_FILES", 3)
+    stuck = [FileId(uuid4()) for _ in range(3)]
+    for file_id in stuck:
+        progress.check_room()
+        progress.note(file_id, "a", State.PLACING)
+    for _ in range(10):
+        done = FileId(uuid4())
+        progress.note(done, "a", State.ACKED)
+
+    with pytest.raises(FolderFull, match="command"):
+        progress.check_room()
+
+    assert all(progress.received(file_id) for file_id in stuck)
+    progress.note(stuck[0], "a", State.ACKED)
+    progress.check_room()
+
+
 # One at a time
 
 

@@ -116,6 +116,11 @@ def test_the_codes_of_this_side_cannot_be_feigned_to_be_sent_twice():
     assert got.facts["refused_as"] == "?"
 
 
+@pytest.mark.parametrize("code", ["folder_full", "command_failed", "server_unreachable"])
+def test_a_server_cannot_claim_what_only_this_side_knows(code: str):
+    assert type(refusal(404, {"error": "Your disk is full.", "code": code})) is ServerRefused
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [

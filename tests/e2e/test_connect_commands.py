@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from signal import SIGINT, SIGTERM, Signals
+from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any, Self
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
@@ -165,6 +165,35 @@ def test_a_command_may_take_the_file_away(office: Office, ana: Connect):
 
     assert ana.names() == []
     assert len(list((ana.root / "taken").iterdir())) == 2
+
+
+def test_a_file_that_a_failing_command_took_away_comes_again(office: Office, ana: Connect):
+    """It is acknowledged when its command succeeds, and for that the command needs it."""
+    text = """
+import pathlib, sys
+path = pathlib.Path(sys.argv[1])
+taken = pathlib.Path(__file__).with_name("taken")
+failed_before = taken.exists()
+path.rename(taken)
+sys.exit(not failed_before)
+"""
+    command = program(ana.root / "take.py", text)
+    with running(ana, "--exec", command) as connect:
+        office.send(ana, NOTE)
+
+        connect.until_said("not taken: note.txt:")
+        office.until_nothing_waits(ana)
+
+    assert ana.names() == []
+    assert (ana.root / "taken").read_bytes() == NOTE.content
+
+
+def test_a_command_may_leave_something_running(office: Office, ana: Connect):
+    with running(ana, "--exec", "sh -c 'sleep 60 & echo $! >&2; exit 0'") as connect:
+        office.send(ana, NOTE)
+        connect.until_said("received note.txt")
+        left = int(next(line for line in connect.said.splitlines() if line.strip().isdigit()))
+        os.kill(left, SIGKILL)
 
 
 def test_a_command_is_ended_with_us(office: Office, ana: Connect):

@@ -29,7 +29,8 @@ class Access:
         The server. [default: http://127.0.0.1:8080] [env: RESTANTE_URL]
     token
         The token to speak with: the admin's, or the workspace's own. On the machine of the server
-        the admin's token is found by itself. [env: RESTANTE_TOKEN, else RESTANTE_ADMIN_TOKEN]
+        the admin's token is found by itself. [env: RESTANTE_TOKEN; for a server on this machine
+        also RESTANTE_ADMIN_TOKEN]
     data_dir
         The server's data directory, to find the admin's token in. [env: RESTANTE_DATA_DIR]
     """
@@ -49,8 +50,7 @@ class Access:
         return self.url or os.environ.get("RESTANTE_URL") or _HERE
 
     def _found_token(self) -> str:
-        environment = os.environ.get("RESTANTE_TOKEN") or os.environ.get("RESTANTE_ADMIN_TOKEN")
-        found = self.token or environment or self._kept_token()
+        found = self.token or os.environ.get("RESTANTE_TOKEN") or self._kept_token()
         if not found:
             raise NotAuthenticated(
                 "A token is needed: give --token, or set RESTANTE_TOKEN. The admin's is in the "
@@ -65,6 +65,8 @@ class Access:
         # Nobody else's server is to see it by mistake.
         if self.data_dir is None and not is_here(server_url(self.address)):
             return None
+        if self.data_dir is None and (given := os.environ.get("RESTANTE_ADMIN_TOKEN")):
+            return given
         directory = self.data_dir or os.environ.get("RESTANTE_DATA_DIR") or _default_directory()
         if not directory:
             return None

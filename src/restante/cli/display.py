@@ -64,6 +64,9 @@ class Display:
     def progress(self, received: int) -> None:
         """Some of it has come."""
 
+    def ended(self) -> None:
+        """It has come, or comes no further now."""
+
     def delivered(self, file: "WaitingFile", path: Path) -> None:
         """It is on disk, and the server knows."""
         self.files += 1
@@ -135,24 +138,17 @@ class LiveDisplay(Display):
         return Group(self._bars, line) if self._bar is not None else line
 
     def arriving(self, file: "WaitingFile") -> None:
-        self._end_bar()
         self._bar = self._bars.add_task(file.name, total=file.size)
 
     def progress(self, received: int) -> None:
         if self._bar is not None:
             self._bars.update(self._bar, completed=received)
 
-    def delivered(self, file: "WaitingFile", path: Path) -> None:
-        self._end_bar()
-        super().delivered(file, path)
-
     def failed(self, what: str, error: RestanteError) -> None:
-        self._end_bar()
         super().failed(what, error)
         self._trouble = f"last error: {error}"
 
     def waiting(self, error: RestanteError, seconds: float) -> None:
-        self._end_bar()
         super().waiting(error, seconds)
         self._trouble = f"{error} Again in {max(seconds, 1):.0f} s."
 
@@ -161,7 +157,7 @@ class LiveDisplay(Display):
             self._trouble = ""
         super().connected()
 
-    def _end_bar(self) -> None:
+    def ended(self) -> None:
         if self._bar is not None:
             self._bars.remove_task(self._bar)
         self._bar = None

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from cyclopts import App, Group
 
@@ -20,9 +20,12 @@ from restante.cli import (
 )
 from restante.errors import RestanteError
 
+if TYPE_CHECKING:
+    from io import TextIOWrapper
+
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 it did not work, and one sentence says why; 2 the command line is "
-    "wrong; 130 interrupted before it was done."
+    "wrong; 130 interrupted before it was done; 141 nobody reads the output any more."
 )
 
 app = App(
@@ -43,6 +46,9 @@ for group, commands in _GROUPS.items():
 
 def main() -> None:
     """Run a command; a failure we know is one sentence on standard error and exit code 1."""
+    for stream in (sys.stdout, sys.stderr):
+        # What others wrote must not end a command because a terminal cannot show it.
+        cast("TextIOWrapper", stream).reconfigure(errors="replace")
     try:
         try:
             app()

@@ -37,7 +37,10 @@ Flags = Annotated[UploadsFlags | None, Parameter(name="*")]
 
 def register(app: App, group: Group) -> None:
     """Add the commands."""
-    about = "Look at uploads, reopen one, or let one expire."
+    about = (
+        "Look at uploads, reopen one, or let one expire.\n\n"
+        "Example: restante uploads list --state waiting"
+    )
     uploads = App(name="uploads", group=group, help=about)
     uploads.command(list_, name="list")
     for command in (show, reopen, expire):

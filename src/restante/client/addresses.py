@@ -46,9 +46,11 @@ def is_here(url: str) -> bool:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for this address."""
+    """The proxy that the environment names for this address; none stands before this machine."""
     parts = urlsplit(url)
-    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
+    if _is_loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 def _is_loopback(host: str) -> bool:

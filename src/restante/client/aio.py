@@ -20,6 +20,7 @@ from restante.client.fetching import Fetch
 from restante.client.patience import Patience, is_passing
 from restante.client.poller import Inbox
 from restante.client.sending import Outgoing, Progress, Source, body_of, unheard
+from restante.core.uploads import time_allowed
 from restante.errors import AnswerInvalid, BadRequest, RestanteError, ServerUnreachable
 from restante.ids import FileId, WorkspaceId
 
@@ -28,6 +29,8 @@ T = TypeVar("T")
 _TRIES = 4
 _CONNECT_SECONDS = 10
 _SILENCE_SECONDS = 30
+_UPLOAD_GRACE_SECONDS = 60
+_UPLOAD_SPEED = 16_384
 _PIECE_BYTES = 256 * 1024
 
 # A server that sends a byte now and then would otherwise keep us for ever.
@@ -173,6 +176,8 @@ class AsyncClient:
                 yield workspace
             if not isinstance(page.next_after, UUID) or not page.workspaces:
                 return
+            if after and page.next_after <= after:
+                raise AnswerInvalid("The server's list of workspaces does not advance.")
             after = page.next_after
 
     async def send_message(
@@ -232,7 +237,9 @@ class AsyncClient:
             raise RuntimeError("Use the client inside of `async with`.")
         headers = dict(call.headers) | _authorization(token)
         silence = aiohttp.ClientTimeout(
-            sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS + call.wait_seconds
+            total=_time_for(call),
+            sock_connect=_CONNECT_SECONDS,
+            sock_read=_SILENCE_SECONDS + call.wait_seconds,
         )
         try:
             async with self._session.request(
@@ -250,6 +257,21 @@ class AsyncClient:
             if isinstance(error.__cause__, RestanteError):
                 raise error.__cause__ from None
             raise _failure(self.url, error) from error
+
+
+def _time_for(call: Call[Any]) -> float | None:
+    """
+    How long an upload may take in all, which is no less than the servers' own limit.
+
+    Nothing else ends one to a peer that has stopped reading.
+    """
+    length = call.headers.get("Content-Length")
+    if length is None:
+        return None
+    allowed = time_allowed(
+        int(length), grace_seconds=_UPLOAD_GRACE_SECONDS, min_bytes_per_second=_UPLOAD_SPEED
+    )
+    return allowed.total_seconds()
 
 
 def _authorization(token: str | None) -> dict[str, str]:

@@ -361,10 +361,24 @@ def printable(text: str, *, at_most: int = 500) -> str:
     return shown if len(shown) <= at_most else shown[:at_most] + "…"
 
 
+# What a server cannot know, and must not claim.
+_OF_THIS_SIDE = {
+    errors.AnswerInvalid,
+    errors.CommandFailed,
+    errors.FileCorrupt,
+    errors.FileUnreadable,
+    errors.FolderFull,
+    errors.FolderInUse,
+    errors.FolderUnusable,
+    errors.ServerRefused,
+    errors.ServerUnreachable,
+}
+
+
 def _by_code() -> dict[str, type[RestanteError]]:
     found = (item for item in vars(errors).values() if isinstance(item, type))
     classes = [c for c in found if issubclass(c, RestanteError) and c is not RestanteError]
-    return {error.code: error for error in classes}
+    return {error.code: error for error in classes if error not in _OF_THIS_SIDE}
 
 
 _BY_CODE = _by_code()

@@ -6,6 +6,7 @@ no name a server invents reaches outside of it, and no file is ever replaced.
 """
 
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from restante.errors import FolderFull, FolderUnusable
+from restante.errors import FolderFull, FolderInUse, FolderUnusable
 
 _READ_BYTES = 1024 * 1024
 _WRITE_BEHIND_BYTES = 4 * 1024 * 1024
@@ -98,10 +99,40 @@ class Directory:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with disk_errors(self.path / name):
             descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        try:
+            is_collecting = self._is_collecting(name, descriptor)
+        except BaseException:
             os.close(descriptor)
+            raise
+        if is_collecting:
+            return Partial(self.path / name, descriptor)
+        os.close(descriptor)
+        return self.partial(name)
+
+    def _is_collecting(self, name: str, descriptor: int) -> bool:
+        """
+        Have the file for us alone, and see that it is not one that has arrived.
+
+        What would be written to it then would change the file that somebody has.
+        """
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise FolderUnusable(f"{self.path / name} is not a plain file: remove it.")
-        return Partial(self.path / name, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FolderInUse(f"Another program is receiving {self.path / name}.") from error
+        if self._is_placed(name, descriptor):
+            self.remove(name)
+            return False
+        return True
+
+    def _is_placed(self, name: str, descriptor: int) -> bool:
+        ours = os.fstat(descriptor)
+        try:
+            named = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        return ours.st_nlink > 1 or not os.path.samestat(ours, named)
 
     def place(self, partial: str, into: "Directory", name: str) -> Path:
         """

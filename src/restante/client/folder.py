@@ -107,6 +107,11 @@ class Folder:
     def _waits_for_its_name(self, partial: str) -> bool:
         return self._partials.has(partial) and not self._partials.has_other_name(partial)
 
+    def was_taken(self, file_id: FileId, received: Received) -> bool:
+        """Whether a file was placed, and is there no more."""
+        partial = f"{file_id}{_PARTIAL}"
+        return not self.has(received) and not self._waits_for_its_name(partial)
+
     def has(self, received: Received) -> bool:
         """Whether a received file is still where it was put."""
         return self.uploads.has(received.name)

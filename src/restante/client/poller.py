@@ -2,7 +2,7 @@
 Follows a workspace's feed: `async for item in inbox`.
 
 Asking for the next item says that the one before has been dealt with.  Whoever stops in the middle,
-or crashes, gets that item again.
+or crashes, gets that item again, and perhaps the few before it on its page.
 """
 
 import asyncio
@@ -104,9 +104,8 @@ class FileItem:
         """
         check_size(self.file, max_bytes)
         partial_name = f".{self.file.file_id}.part"
-        with Directory.open(Path(directory)) as folder:
-            with folder.partial(partial_name) as partial:
-                await fetch_whole(self._client, self.file, partial, progress)
+        with Directory.open(Path(directory)) as folder, folder.partial(partial_name) as partial:
+            await fetch_whole(self._client, self.file, partial, progress)
             return folder.place(partial_name, folder, unique_name(self.name))
 
     async def ack(self) -> None:
@@ -124,8 +123,8 @@ def unique_name(name: str) -> str:
 
 def announced(row: wire.ActivityRow) -> WaitingFile | None:
     """The file that a row announces, None if it announces none."""
-    if row.method != UPLOAD_METHOD:
-        return None
+    if row.method != UPLOAD_METHOD or row.source_id is not None:
+        return None  # another workspace can send a message of that name, and no file
     try:
         sent = decoded(row.request_body, _Announced)
     except AnswerInvalid:
@@ -149,7 +148,7 @@ class Inbox:
         patience = Patience()
         while True:
             try:
-                await self._mark()
+                await self.mark()
                 if self._once and self.at_end:
                     return
                 items = await self.page(0 if self._once else WAIT_SECONDS)
@@ -162,10 +161,9 @@ class Inbox:
             for item in items:
                 yield item
                 self.consumed(item)
-                self._is_marked = False
 
-    async def _mark(self) -> None:
-        """Note at the server how far we are."""
+    async def mark(self) -> None:
+        """Note at the server how far we are, unless it knows."""
         if self.cursor and not self._is_marked:
             await self._client.acknowledge_feed(self.cursor.seq)
         self._is_marked = True
@@ -182,6 +180,7 @@ class Inbox:
         before = self.cursor.seq if self.cursor else item.seq - 1
         self.missed += max(item.seq - before - 1, 0)
         self.cursor = Cursor(item.seq, ActivityId(item.row.id))
+        self._is_marked = False
 
     async def page(self, wait_seconds: float = 0) -> list[Item]:
         """
@@ -206,14 +205,14 @@ class Inbox:
         return [self._item(row) for row in self._fresh(page, cursor)]
 
     async def _read(self, cursor: Cursor, wait_seconds: float) -> FeedPage:
-        """Tried once: whoever follows a feed has patience of their own."""
+        """Whoever follows a feed for ever has patience of their own, and tries once."""
         call = calls.feed(
             self._client.workspace_id,
             cursor,
             wait_seconds=wait_seconds,
             limit=calls.ROWS_PER_PAGE,
         )
-        return await self._client.send(call, tries=1)
+        return await self._client.send(call, tries=4 if self._once else 1)
 
     async def _beginning(self) -> Cursor:
         """Where the workspace last said that it had handled its feed, or what is left of it."""
@@ -229,17 +228,22 @@ class Inbox:
         return fresh
 
     def _start_over(self, gone: CursorGone) -> None:
-        """Go on with the oldest row that is left; a feed that was reset begins anew."""
+        """
+        Go on with the oldest row that is left.
+
+        If it lies before our place, this is not the feed that we read before: it was reset, or
+        restored and has grown since.  Then all of it is new.
+        """
         self._lost_in_a_row += 1
         if self._lost_in_a_row > 2:
             raise AnswerInvalid("The server keeps saying that our place in the feed is gone.")
-        lowest, latest = gone.facts.get("lowest_seq"), gone.facts.get("latest_seq")
+        lowest = gone.facts.get("lowest_seq")
         at = self.cursor.seq if self.cursor else 0
-        if not isinstance(lowest, int) or not isinstance(latest, int) or lowest < 1:
+        if not isinstance(lowest, int) or lowest < 1:
             self.cursor = None
             return
         self.missed += max(lowest - 1 - at, 0)
-        self.cursor = Cursor(lowest - 1 if latest < at else max(lowest - 1, at))
+        self.cursor = Cursor(lowest - 1)
 
     def _item(self, row: wire.ActivityRow) -> Item:
         file = announced(row)

@@ -99,10 +99,24 @@ class Progress:
         # Not an insert with `on conflict`: that would spend a number each time.
         if not self._write("update files set name = ?, state = ? where file_id = ?", *noted):
             self._write("insert into files (name, state, file_id) values (?, ?, ?)", *noted)
-        if state is State.PLACING:
+        if state is State.ACKED:
             self._write(
-                "delete from files where number <= (select max(number) from files) - ?",
+                "delete from files where state = 'acked' "
+                "and number <= (select max(number) from files) - ?",
                 REMEMBERED_FILES,
+            )
+
+    def check_room(self) -> None:
+        """
+        Raise FolderFull when too many files are here that no command has taken.
+
+        What is unfinished is never forgotten, or it would come again; so there is an end to it.
+        """
+        row = self._row("select count(*) from files where state <> 'acked'")
+        if row and row[0] >= REMEMBERED_FILES:
+            raise FolderFull(
+                f"{row[0]} files have arrived that their command has not taken; no more are "
+                "fetched until it takes some."
             )
 
     def _row(self, statement: str, *values: object) -> tuple[Any, ...] | None:

@@ -9,7 +9,7 @@ of waiting files; what fails because of the network or the disk stops everything
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,10 @@ FINAL = (errors.NotAuthenticated, errors.WorkspaceUnknown, errors.BadRequest)
 # These say nothing about one file: the next one would fail in the same way.
 _ABOUT_THE_DISK = (errors.FolderFull, errors.FolderUnusable)
 
+_FIRST_RETRY_SECONDS = 1
 _LONGEST_RETRY_SECONDS = 300
+# Of a list that does not end, or of a very long one: what is left is seen by the next look.
+_TRIED_AT_ONCE = 20_000
 _TOLD_AT_MOST = 1000
 
 
@@ -45,6 +48,7 @@ class Observer(Protocol):
 
     def arriving(self, file: WaitingFile) -> None: ...
     def progress(self, received: int) -> None: ...
+    def ended(self) -> None: ...
     def delivered(self, file: WaitingFile, path: Path) -> None: ...
     def failed(self, what: str, error: RestanteError) -> None: ...
     def gone(self, file: WaitingFile) -> None: ...
@@ -108,7 +112,8 @@ class Receiver:
         inbox = self._client.inbox(self._folder.progress.cursor(), once=True)
         while not inbox.at_end:
             await self._take_page_or_files(inbox, wait_seconds=0)
-        return await self._take_waiting()
+        await inbox.mark()
+        return await self._take_waiting(but=frozenset(self._told))
 
     async def _round(self, inbox: Inbox) -> None:
         until_retry = max(self._retry_at - time.monotonic(), 0)
@@ -132,8 +137,7 @@ class Receiver:
             inbox.consumed(item)
             self._keep(inbox)
         self._tell_missed(inbox)
-        if items and inbox.cursor:
-            await self._client.acknowledge_feed(inbox.cursor.seq)
+        await inbox.mark()
         return len(items)
 
     def _tell_missed(self, inbox: Inbox) -> None:
@@ -151,14 +155,21 @@ class Receiver:
         else:
             await self._take_message(item)
 
-    async def _take_waiting(self) -> int:
-        """Try every file that waits; returns how many failed, and sets when to try again."""
+    async def _take_waiting(self, *, but: Collection[FileId] = ()) -> int:
+        """
+        Try every file that waits, but for some that have just failed.
+
+        Returns how many failed in all, and sets when to try again.
+        """
         failed, seen = 0, set[FileId]()
         async for upload in self._client.pending():
             file = _waiting_file(upload)
             seen.add(file.file_id)
-            failed += not await self._take_file(file)
-        self._folder.forget_arriving(keep=seen)
+            failed += file.file_id in but or not await self._take_file(file)
+            if len(seen) == _TRIED_AT_ONCE:
+                break
+        else:
+            self._folder.forget_arriving(keep=seen)
         if failed:
             self._retry_at = time.monotonic() + self._retries.failed()
         else:
@@ -176,7 +187,7 @@ class Receiver:
             if is_passing(error) or isinstance(error, (*_ABOUT_THE_DISK, *FINAL)):
                 raise
             self._tell(file, error)
-            self._retry_at = min(self._retry_at, time.monotonic() + self._retries.failed())
+            self._retry_at = min(self._retry_at, time.monotonic() + _FIRST_RETRY_SECONDS)
             return False
         return True
 
@@ -193,7 +204,7 @@ class Receiver:
         if received and received.state is State.ACKED and self._folder.has(received):
             await self._acknowledge(file, received.name)
             return
-        if received is None or received.state is State.ACKED:
+        if received is None or self._has_to_come_again(file, received):
             received = await self._fetch(file)
         path = await asyncio.to_thread(self._folder.place, file.file_id, received.name)
         if self._handlers.file and received.state is not State.HANDLED:
@@ -202,11 +213,21 @@ class Receiver:
         await self._acknowledge(file, received.name)
         self._observer.delivered(file, path)
 
+    def _has_to_come_again(self, file: WaitingFile, received: Received) -> bool:
+        """One that was reopened, or that a command moved away and did not handle to its end."""
+        if received.state is State.PLACING and self._handlers.file:
+            return self._folder.was_taken(file.file_id, received)
+        return received.state is State.ACKED
+
     async def _fetch(self, file: WaitingFile) -> Received:
         check_size(file, self._max_bytes)
+        self._folder.progress.check_room()
         self._observer.arriving(file)
-        with self._folder.arriving(file.file_id) as partial:
-            await fetch_whole(self._client, file, partial, self._observer.progress)
+        try:
+            with self._folder.arriving(file.file_id) as partial:
+                await fetch_whole(self._client, file, partial, self._observer.progress)
+        finally:
+            self._observer.ended()
         return Received(self._folder.intend(file.file_id, file.name), State.PLACING)
 
     async def _acknowledge(self, file: WaitingFile, name: str) -> None:
