@@ -20,13 +20,10 @@ from rich.text import Text
 
 from restante.cli.sizes import shown_bytes
 from restante.errors import RestanteError
+from restante.text import printable
 
 if TYPE_CHECKING:
     from restante.client.fetching import WaitingFile
-
-
-def _safe(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 class Display:
@@ -41,7 +38,7 @@ class Display:
     def line(self, text: str, style: str = "") -> None:
         """One line; what others wrote is shown as it is and cannot steer the terminal."""
         self._console.print(
-            _safe(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
+            printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
         )
 
     def began(self, url: str, workspace_id: UUID, folder: Path) -> None:
@@ -133,7 +130,7 @@ class LiveDisplay(Display):
     def _picture(self) -> RenderableType:
         now = "receiving" if self._bar is not None else "waiting"
         sums = f"{now} · {self.files} files, {shown_bytes(self.bytes)}"
-        trouble = Text(f" · {_safe(self._trouble)}" if self._trouble else "", style="red")
+        trouble = Text(f" · {printable(self._trouble)}" if self._trouble else "", style="red")
         line = Text(sums, style="dim", no_wrap=True, overflow="ellipsis").append(trouble)
         return Group(self._bars, line) if self._bar is not None else line
 

@@ -14,6 +14,7 @@ from restante.cli.lines import json_text
 from restante.cli.sizes import shown_bytes
 from restante.errors import BadRequest, CursorGone, RestanteError
 from restante.ids import WorkspaceId
+from restante.text import printable
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
@@ -136,7 +137,7 @@ def _show_json(row: wire.ActivityRow) -> None:
 
 
 def _show_line(row: wire.ActivityRow) -> None:
-    from restante.client.calls import body_of, printable
+    from restante.client.calls import body_of
     from restante.client.messages import text_of
     from restante.client.poller import announced
 

@@ -15,6 +15,7 @@ from restante.cli.lines import json_text
 from restante.cli.sizes import shown_bytes
 from restante.core.uploads import MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
 from restante.errors import BadRequest
+from restante.text import printable
 
 if TYPE_CHECKING:
     from restante.client.sending import Outgoing
@@ -64,8 +65,6 @@ def send(
 
 
 def _show(accepted: list[wire.StagedFile], *, as_json: bool) -> None:
-    from restante.client.calls import printable
-
     if as_json:
         print(json_text(accepted, indent=2))
         return

@@ -17,6 +17,7 @@ from restante.cli.sizes import shown_bytes
 from restante.core.uploads import State
 from restante.errors import BadRequest
 from restante.ids import FileId, WorkspaceId, as_uuid
+from restante.text import printable
 
 if TYPE_CHECKING:
     from restante.services.inventory import Expiry, Inventory
@@ -158,7 +159,7 @@ def _workspace_id(text: str | None) -> WorkspaceId | None:
 def _uuid(text: str, what: str) -> UUID:
     found = as_uuid(text)
     if found is None:
-        raise BadRequest(f"{_harmless(text)} is not {what}; `restante uploads list` shows the ids.")
+        raise BadRequest(f"{printable(text)} is not {what}; `restante uploads list` shows the ids.")
     return found
 
 
@@ -184,7 +185,7 @@ def _row(upload: wire.UploadView) -> Sequence[str]:
         shown_bytes(upload.size),
         f"{upload.created_at:%Y-%m-%d %H:%M}",
         _end(upload),
-        _harmless(upload.name),
+        printable(upload.name),
     )
 
 
@@ -214,8 +215,8 @@ def _print_facts(upload: wire.UploadView) -> None:
     facts = (
         ("file id", str(upload.file_id)),
         ("workspace", str(upload.workspace_id)),
-        ("name", _harmless(upload.name)),
-        ("type", _harmless(upload.mime_type)),
+        ("name", printable(upload.name)),
+        ("type", printable(upload.mime_type)),
         ("size", f"{upload.size} bytes"),
         ("sha256", upload.sha256),
         ("state", upload.state),
@@ -231,15 +232,8 @@ def _print_facts(upload: wire.UploadView) -> None:
 
 
 def _named(upload: wire.UploadView) -> str:
-    return f"{_harmless(upload.name)} ({upload.file_id}) of workspace {upload.workspace_id}"
+    return f"{printable(upload.name)} ({upload.file_id}) of workspace {upload.workspace_id}"
 
 
 def _moment(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else "-"
-
-
-def _harmless(text: str) -> str:
-    """Nothing that a terminal would obey."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )

@@ -23,6 +23,7 @@ from restante.client.sending import Outgoing, Progress, Source, body_of, unheard
 from restante.core.uploads import time_allowed
 from restante.errors import AnswerInvalid, BadRequest, RestanteError, ServerUnreachable
 from restante.ids import FileId, WorkspaceId
+from restante.text import printable
 
 T = TypeVar("T")
 
@@ -282,7 +283,7 @@ def _authorization(token: str | None) -> dict[str, str]:
 
 def _failure(url: str, error: Exception) -> RestanteError:
     if isinstance(error, aiohttp.ClientResponseError):
-        what = calls.printable(error.message.partition("\n")[0]).rstrip(": ")
+        what = printable(error.message.partition("\n")[0]).rstrip(": ")
         return AnswerInvalid(f"{url} does not answer in HTTP: {what}.")
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno or 0  # names that cannot be looked up have negative ones
@@ -290,7 +291,7 @@ def _failure(url: str, error: Exception) -> RestanteError:
         return ServerUnreachable(f"{url} cannot be reached: {why}.")
     if isinstance(error, TimeoutError):
         return ServerUnreachable(f"{url} has not answered in time.")
-    why = calls.printable(str(error)) or type(error).__name__
+    why = printable(str(error)) or type(error).__name__
     return ServerUnreachable(f"The connection to {url} broke off: {why}.")
 
 

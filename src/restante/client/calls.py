@@ -20,6 +20,7 @@ from restante import errors, wire
 from restante.core.uploads import UNKNOWN_TYPE, clean_mimetype, clean_name
 from restante.errors import AnswerInvalid, RestanteError, ServerRefused
 from restante.ids import ActivityId, FileId, WorkspaceId
+from restante.text import printable
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -332,7 +333,7 @@ def refuse(reply: Reply) -> None:
     if reply.status in {200, 206}:
         return
     if 300 <= reply.status < 400:
-        elsewhere = printable(reply.headers.get("location", "nowhere"))
+        elsewhere = printable(reply.headers.get("location", "nowhere"), max_length=_MAX_SENTENCE)
         raise AnswerInvalid(
             f"The server redirects to {elsewhere}; the token is not sent there. "
             "If that is the right address, use it."
@@ -346,7 +347,8 @@ def _refusal(reply: Reply) -> RestanteError:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = {}
     facts = {key: fact for key, fact in said.items() if isinstance(fact, str | int | float)}
-    code, sentence = str(facts.pop("code", "")), printable(str(facts.pop("error", "")))
+    code = str(facts.pop("code", ""))
+    sentence = printable(str(facts.pop("error", "")), max_length=_MAX_SENTENCE)
     facts["retry_after"] = _number(reply, "Retry-After", 0)
     known = _BY_CODE.get(code)
     if known and sentence:
@@ -355,11 +357,7 @@ def _refusal(reply: Reply) -> RestanteError:
     return ServerRefused(sentence, **facts | {"status": reply.status, "refused_as": code})
 
 
-def printable(text: str, *, at_most: int = 500) -> str:
-    """What may be shown of a text that somebody else wrote."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return shown if len(shown) <= at_most else shown[:at_most] + "…"
-
+_MAX_SENTENCE = 500
 
 # What a server cannot know, and must not claim.
 _OF_THIS_SIDE = {

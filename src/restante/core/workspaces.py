@@ -11,6 +11,7 @@ from uuid import UUID
 
 from restante.errors import BadRequest
 from restante.ids import WorkspaceId
+from restante.text import printable
 
 Mode = Literal["poll", "push"]
 
@@ -112,8 +113,7 @@ def ingest_url(url: str) -> str:
 
 def clean_label(text: str) -> str:
     """A line of text for people: no control characters, nothing that has no UTF-8 form."""
-    printable = "".join(character if character.isprintable() else " " for character in text)
-    return printable.encode("utf-8", "replace").decode()[:MAX_LABEL]
+    return printable(text).encode("utf-8", "replace").decode()[:MAX_LABEL]
 
 
 def new_token() -> str:

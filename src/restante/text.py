@@ -1,0 +1,13 @@
+"""Makes text that somebody else wrote safe to print on a terminal, on one line."""
+
+
+def printable(text: str, *, max_length: int | None = None) -> str:
+    """
+    Replace every character that a terminal could interpret, line breaks included, with a space.
+
+    A text longer than `max_length` is cut there and ends with an ellipsis.
+    """
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    if max_length is None or len(shown) <= max_length:
+        return shown
+    return shown[:max_length] + "…"
