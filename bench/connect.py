@@ -18,7 +18,7 @@ from bench.report import Figure, show
 from bench.server import Running, Workspace
 from restante.client import Credentials
 from restante.client.folder import Folder
-from restante.core.uploads import MAX_FILE_BYTES
+from restante.delivery.rules import MAX_FILE_BYTES
 from restante.ids import WorkspaceId
 
 ROUNDS = 6

@@ -17,7 +17,7 @@ import msgspec
 from bench import http
 from bench.report import Bound, Figure, show
 from bench.server import PROGRAMS, Running, Workspace
-from restante.core.uploads import CHUNK_BYTES, MAX_FILE_BYTES, bucket_of
+from restante.delivery.rules import CHUNK_BYTES, MAX_FILE_BYTES, bucket_of
 
 ROUNDS = 5
 LARGE_PER_ROUND = 6

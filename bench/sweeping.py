@@ -19,9 +19,9 @@ import msgspec
 from bench import http
 from bench.report import Bound, Figure, show
 from bench.server import Running, Workspace
-from restante.core.leaves import Span
-from restante.core.uploads import CHUNK_BYTES
-from restante.store import leaves
+from restante.database import partitions as leaves
+from restante.database.spans import Span
+from restante.delivery.rules import CHUNK_BYTES
 
 FILES = 512
 FILE_BYTES = 4 * CHUNK_BYTES

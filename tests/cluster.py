@@ -17,10 +17,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-from restante.core.migrations import BOTH_PHASES
+from restante.database import migrate
+from restante.database.rules import BOTH_PHASES
 from restante.postgres import DataDirectory, EmbeddedPostgres
-from restante.runtime import logs
-from restante.store import migrate
+from restante.server import logs
 
 TEMPLATE = "restante_template"
 

@@ -19,9 +19,9 @@ from factories import NOW
 from processes import Server
 from sites import Site, SiteFactory, running_site, settings_for
 
-from restante.core.leaves import Span, floor
-from restante.store import leaves
-from restante.store.database import SCHEMA, Database, Tx
+from restante.database import partitions as leaves
+from restante.database.pool import SCHEMA, Database, Tx
+from restante.database.spans import Span, floor
 
 _stack = ExitStack()
 

@@ -8,19 +8,20 @@ from uuid import UUID, uuid4
 
 from waiting import until
 
-from restante.core.feed import NewActivity, announcement
-from restante.core.quotas import Quota, Reservation
-from restante.core.uploads import Chunk, NewUpload, bucket_of
-from restante.core.workspaces import Details
+from restante.database.pool import Database, Listener, Tx
+from restante.delivery import store as uploads
+from restante.delivery.blobs.postgres import PostgresBlobs
+from restante.delivery.capacity import Capacity
+from restante.delivery.fetch import Delivery
+from restante.delivery.quotas import Quota, Reservation
+from restante.delivery.receive import Policy, Staging
+from restante.delivery.rules import Chunk, NewUpload, bucket_of
+from restante.delivery.store import Answer, Publication
+from restante.feed.rules import NewActivity, announcement
+from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId, new_file_id
-from restante.services.capacity import Capacity
-from restante.services.delivery import Delivery
-from restante.services.staging import Policy, Staging
-from restante.services.wakeups import Wakeups
-from restante.store import uploads, workspaces
-from restante.store.blobs import PostgresBlobs
-from restante.store.database import Database, Listener, Tx
-from restante.store.uploads import Answer, Publication
+from restante.workspaces import store as workspaces
+from restante.workspaces.rules import Details
 
 # The leaves lie around the real time, because the ids of feed rows do.
 NOW = datetime.now(UTC)

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 from aiohttp import ClientSession, ClientTimeout
 from starlette.applications import Starlette
 
-from restante.runtime import wiring
-from restante.runtime.listener import HttpServer, address_of, listen
+from restante.server import wiring
+from restante.server.context import Context
+from restante.server.listener import HttpServer, address_of, listen
 from restante.settings import Settings
-from restante.web.context import Context
 
 ADMIN_TOKEN = "the-admin-token-of-the-tests"
 

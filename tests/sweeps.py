@@ -9,13 +9,13 @@ from uuid import UUID
 
 from factories import HOUR, Content, make_services, make_upload
 
-from restante.core.leaves import Span, floor
-from restante.core.retention import Policy
+from restante.database import partitions as leaves
+from restante.database.partitions import CHUNKS, FEED, Table
+from restante.database.pool import Database, Tx
+from restante.database.spans import Span, floor
 from restante.ids import FileId, WorkspaceId
-from restante.services.sweeping import Sweeping
-from restante.store import leaves
-from restante.store.database import Database, Tx
-from restante.store.leaves import CHUNKS, FEED, Table
+from restante.retention.rules import Policy
+from restante.retention.sweep import Sweeping
 
 KIB = 1024
 

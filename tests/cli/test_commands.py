@@ -9,8 +9,8 @@ import pytest
 from processes import RESTANTE, Server, clean_environment, restante
 
 from restante import __version__
+from restante.database import migrate
 from restante.settings import Settings, variable
-from restante.store import migrate
 
 NAMES = [str(migration) for migration in migrate.shipped()]
 

@@ -21,7 +21,7 @@ from sites import Site
 from restante.cli.send import batches
 from restante.client.calls import Part
 from restante.client.sending import Outgoing
-from restante.core.uploads import MAX_FILE_BYTES, MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
+from restante.delivery.rules import MAX_FILE_BYTES, MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
 
 pytestmark = pytest.mark.anyio
 

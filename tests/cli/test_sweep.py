@@ -14,9 +14,10 @@ from factories import make_workspace
 from processes import RESTANTE, Outcome, Server, clean_environment, restante, wait_until
 from sweeps import HOUR, PAST, expire, leaf_names, locked, make_leaf, make_old
 
-from restante.store import locks, uploads
-from restante.store.database import SCHEMA, Database
-from restante.store.leaves import CHUNKS
+from restante.database import locks
+from restante.database.partitions import CHUNKS
+from restante.database.pool import SCHEMA, Database
+from restante.delivery import store as uploads
 
 pytestmark = pytest.mark.anyio
 

@@ -17,9 +17,9 @@ from processes import RESTANTE, Outcome, Server, clean_environment, restante
 from senders import File, Request, registered, session_with
 from sweeps import expire, put_back_acks
 
+from restante.database.pool import Database
+from restante.delivery import store as uploads
 from restante.ids import FileId, WorkspaceId
-from restante.store import uploads
-from restante.store.database import Database
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from sites import Site
 from restante.client import AsyncClient, Bytes, calls
 from restante.client.calls import Extent, Part, Reply
 from restante.client.sending import Outgoing, body_of
-from restante.core.uploads import clean_mimetype, clean_name
+from restante.delivery.rules import clean_mimetype, clean_name
 from restante.errors import AnswerInvalid
 from restante.ids import FileId, WorkspaceId
 

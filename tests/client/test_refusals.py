@@ -19,7 +19,7 @@ from restante.errors import (
     UploadGone,
     WorkspaceFull,
 )
-from restante.web.problems import STATUS
+from restante.http.problems import STATUS
 
 
 def refusal(status: int, said: Any, **headers: str) -> RestanteError:

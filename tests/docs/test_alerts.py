@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from restante.runtime.metrics import Metrics
+from restante.server.metrics import Metrics
 from restante.settings import Settings
 
 ROOT = Path(__file__).parents[2]

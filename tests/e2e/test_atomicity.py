@@ -22,8 +22,8 @@ import soak
 from processes import Server, children, wait_until
 from senders import LOST, UNAVAILABLE, Mailbox, Request, Senders, registered, session_with
 
-from restante.store import quotas
-from restante.store.database import SCHEMA
+from restante.database.pool import SCHEMA
+from restante.delivery import quota_store as quotas
 
 pytestmark = pytest.mark.anyio
 

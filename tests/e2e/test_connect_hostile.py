@@ -24,7 +24,7 @@ from processes import wait_until
 
 from restante.client import Credentials
 from restante.client.folder import Folder
-from restante.core.uploads import MAX_FILE_BYTES
+from restante.delivery.rules import MAX_FILE_BYTES
 from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio

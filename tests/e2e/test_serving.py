@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from processes import READY, RESTANTE, STOPPED_SECONDS, Server, clean_environment, wait_until
 
-from restante.store import migrate
+from restante.database import migrate
 
 # The contract of a start that finds everything installed and made.
 SECOND_START_SECONDS = 3

@@ -19,8 +19,8 @@ from senders import MIB, File, Mailbox, Request, registered, session_with
 from sweeps import grow_older, leaf_names, make_old_feed, state_of
 from waiting import until
 
-from restante.store.database import SCHEMA
-from restante.store.leaves import CHUNKS, FEED
+from restante.database.partitions import CHUNKS, FEED
+from restante.database.pool import SCHEMA
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

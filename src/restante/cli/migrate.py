@@ -54,8 +54,8 @@ def migrate(
 
 
 async def _rows(settings: Settings, *, status: bool, pre_only: bool) -> list[Any]:
-    from restante.runtime import logs, wiring
-    from restante.services import migration
+    from restante.database import migration
+    from restante.server import logs, wiring
 
     logs.configure(settings.log_format, "warning")
     async with wiring.database_for_a_while(settings) as dsn:

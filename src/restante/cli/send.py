@@ -13,7 +13,7 @@ from restante import wire
 from restante.cli.access import Access, workspace_named
 from restante.cli.lines import json_text
 from restante.cli.sizes import shown_bytes
-from restante.core.uploads import MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
+from restante.delivery.rules import MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
 from restante.errors import BadRequest
 from restante.text import printable
 

@@ -32,7 +32,7 @@ def serve(*, flags: Annotated[ServeFlags | None, Parameter(name="*")] = None) ->
     # Imported here: the client's commands run where the server's dependencies are not installed.
     import uvloop
 
-    from restante.runtime import logs, wiring
+    from restante.server import logs, wiring
 
     logs.configure(settings.log_format, settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

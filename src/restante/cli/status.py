@@ -52,8 +52,8 @@ def status(
 
 
 async def _look(settings: Settings) -> wire.SpaceView:
-    from restante.runtime import wiring
-    from restante.services import reports
+    from restante.retention import reports
+    from restante.server import wiring
 
     async with wiring.operator(settings) as operator:
         return reports.space_view(await operator.space.look())

@@ -58,16 +58,16 @@ def sweep(
 
 
 async def _plan(settings: Settings) -> wire.RetentionPlan:
-    from restante.runtime import wiring
-    from restante.services import reports
+    from restante.retention import reports
+    from restante.server import wiring
 
     async with wiring.operator(settings) as operator:
         return reports.plan_view(await operator.sweeping.plan())
 
 
 async def _sweep(settings: Settings, *, quiet: bool) -> wire.SweepReport:
-    from restante.runtime import wiring
-    from restante.services import reports
+    from restante.retention import reports
+    from restante.server import wiring
 
     console = Console(stderr=True, quiet=quiet)
     async with wiring.operator(settings) as operator:

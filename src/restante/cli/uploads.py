@@ -14,13 +14,13 @@ from cyclopts.validators import Number
 from restante import wire
 from restante.cli.flags import DATABASE, flags_for, settings_from
 from restante.cli.sizes import shown_bytes
-from restante.core.uploads import State
+from restante.delivery.rules import State
 from restante.errors import BadRequest
 from restante.ids import FileId, WorkspaceId, as_uuid
 from restante.text import printable
 
 if TYPE_CHECKING:
-    from restante.services.inventory import Expiry, Inventory
+    from restante.delivery.admin import Expiry, Inventory
 
     UploadsFlags = Any
 else:
@@ -140,7 +140,7 @@ def _asked(flags: Any, ask: "Callable[[Inventory], Awaitable[Result]]") -> Resul
     settings = settings_from(flags, dict(os.environ))
 
     async def answer() -> Result:
-        from restante.runtime import wiring
+        from restante.server import wiring
 
         async with wiring.operator(settings) as operator:
             return await ask(operator.inventory)

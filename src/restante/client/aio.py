@@ -20,7 +20,7 @@ from restante.client.fetching import Fetch
 from restante.client.patience import Patience, is_passing
 from restante.client.poller import Inbox
 from restante.client.sending import Outgoing, Progress, Source, body_of, unheard
-from restante.core.uploads import time_allowed
+from restante.delivery.rules import time_allowed
 from restante.errors import AnswerInvalid, BadRequest, RestanteError, ServerUnreachable
 from restante.ids import FileId, WorkspaceId
 from restante.text import printable

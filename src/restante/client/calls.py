@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 
 from restante import errors, wire
-from restante.core.uploads import UNKNOWN_TYPE, clean_mimetype, clean_name
+from restante.delivery.rules import UNKNOWN_TYPE, clean_mimetype, clean_name
 from restante.errors import AnswerInvalid, RestanteError, ServerRefused
 from restante.ids import ActivityId, FileId, WorkspaceId
 from restante.text import printable

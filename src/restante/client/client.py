@@ -19,7 +19,7 @@ from restante.client.calls import ROWS_PER_PAGE, Credentials, Cursor, FeedPage
 from restante.client.fetching import Progress
 from restante.client.poller import FileItem, Inbox, Item, MessageItem
 from restante.client.sending import Source, unheard
-from restante.core.uploads import MAX_FILE_BYTES
+from restante.delivery.rules import MAX_FILE_BYTES
 from restante.ids import FileId, WorkspaceId
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Protocol
 from restante.client.calls import Extent
 from restante.client.disk import Partial
 from restante.client.patience import Patience, is_passing
-from restante.core.uploads import MAX_FILE_BYTES
+from restante.delivery.rules import MAX_FILE_BYTES
 from restante.errors import AnswerInvalid, FileCorrupt, FileTooLarge, RestanteError
 from restante.ids import FileId
 

@@ -10,7 +10,7 @@ workspace has it.
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from restante.core.uploads import PENDING
+from restante.delivery.rules import PENDING
 from restante.ids import FileId, WorkspaceId, as_uuid
 
 # Where messages have their parts.

@@ -22,7 +22,7 @@ from restante.client.disk import Directory
 from restante.client.fetching import Progress, WaitingFile, check_size, fetch_whole
 from restante.client.patience import Patience, is_passing
 from restante.client.sending import unheard
-from restante.core.uploads import MAX_FILE_BYTES, UPLOAD_METHOD, clean_name
+from restante.delivery.rules import MAX_FILE_BYTES, UPLOAD_METHOD, clean_name
 from restante.errors import AnswerInvalid, CursorGone, RestanteError
 from restante.ids import ActivityId, FileId
 

@@ -26,7 +26,7 @@ from restante.client.messages import pending_file, rewritten, text_of
 from restante.client.patience import Patience, is_passing
 from restante.client.poller import WAIT_SECONDS, FileItem, Inbox, Item, MessageItem
 from restante.client.progress import Received, State
-from restante.core.uploads import MAX_FILE_BYTES, clean_name
+from restante.delivery.rules import MAX_FILE_BYTES, clean_name
 from restante.errors import RestanteError, UploadGone
 from restante.ids import FileId
 

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from restante.client import calls
 from restante.client.calls import Part
-from restante.core.uploads import MAX_FILE_BYTES
+from restante.delivery.rules import MAX_FILE_BYTES
 from restante.errors import FileTooLarge, FileUnreadable
 
 _PIECE_BYTES = 256 * 1024

@@ -1,1 +1,0 @@
-"""Decisions as plain functions: no clock, no socket, no table."""

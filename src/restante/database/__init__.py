@@ -1,0 +1,1 @@
+"""What every subject stores with: pool, named queries, locks, partitions and migrations."""

@@ -1,0 +1,30 @@
+"""Loads the named statements of a subject's `queries.sql`."""
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from types import SimpleNamespace
+
+_NAME = re.compile(r"^-- name: (?P<name>\w+)\n", re.MULTILINE)
+
+
+class Statements(SimpleNamespace):
+    """The statements of one subject, as attributes; a name that is not there fails at once."""
+
+    def __getattr__(self, name: str) -> str:
+        raise AttributeError(f"queries.sql has no statement {name!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self))
+
+
+def load(package: str) -> Statements:
+    """Read the `queries.sql` of a package: each statement stands under its `-- name:` line."""
+    text = files(package).joinpath("queries.sql").read_text()
+    _, *parts = _NAME.split(text)
+    return Statements(**dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True)))
+
+
+def quoted(identifier: str) -> str:
+    """An identifier from our own catalogue, as it stands in a statement."""
+    return '"' + identifier.replace('"', '""') + '"'

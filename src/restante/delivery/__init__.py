@@ -1,0 +1,1 @@
+"""Files: received, fetched, acknowledged, and swept."""

@@ -1,0 +1,1 @@
+"""A workspace's inbox: append, read after a cursor, wait, watch."""

@@ -1,0 +1,83 @@
+"""Text messages ride the same feed as files."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from restante import wire
+from restante.errors import (
+    AddressRefused,
+    BadRequest,
+    NotAuthenticated,
+    TooManyMessages,
+    WorkspaceHasNoCallback,
+    WorkspaceUnknown,
+    WorkspaceUnreachable,
+)
+from restante.feed.rules import MAX_DEPTH, NewActivity, is_too_deep, with_kinds
+from restante.http.operations import BODY_REFUSALS, operation, read_limited
+from restante.http.problems import json_response
+from restante.server.context import context
+from restante.workspaces import auth
+from restante.workspaces import relay as push
+from restante.workspaces.rules import clean_label
+
+
+@operation(
+    summary="Send a message to a workspace, as JSON-RPC 2.0.",
+    caller="any workspace or admin",
+    body=wire.Message,
+    details="In poll mode the message becomes a row of the workspace's feed; a message part that "
+    "names its kind `type` is stored with `kind`. In push mode it is handed to the workspace, and "
+    "the workspace's own answer comes back with its status.",
+    answers={200: wire.Queued},
+    refusals=(
+        BadRequest,
+        NotAuthenticated,
+        WorkspaceUnknown,
+        *BODY_REFUSALS,
+        WorkspaceHasNoCallback,
+        TooManyMessages,
+        WorkspaceUnreachable,
+        AddressRefused,
+    ),
+    headers={wire.CALLER_ID: "The sender's workspace; must be the one the token belongs to."},
+)
+async def send(request: Request) -> Response:
+    sender, workspace = await auth.sender(request)
+    here = context(request)
+    if sender:
+        here.message_rate.spend(sender)
+    body = await read_limited(request)
+    message = _message(body)
+    if workspace.delivery_mode == "push":
+        return await push.message(request, workspace, body)
+    method = clean_label(message["method"])
+    row = NewActivity(
+        method=method,
+        summary=method,
+        request_body=msgspec.json.encode(with_kinds(message)),
+        source_id=sender,
+    )
+    await here.feed.append(workspace.id, row)
+    return json_response(wire.Queued("queued", "poll", method))
+
+
+def _message(body: bytes) -> dict[str, Any]:
+    """A JSON-RPC 2.0 request or notification; only its frame is our business."""
+    try:
+        message = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.ValidationError as error:
+        raise BadRequest("The body must be one JSON-RPC 2.0 object.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest("The body is not valid JSON.") from error
+    if is_too_deep(message):
+        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
+    method = message.get("method")
+    if not isinstance(method, str) or not method.strip():
+        raise BadRequest("method is wrong: a JSON-RPC 2.0 body needs one.")
+    if message.get("jsonrpc", "2.0") != "2.0":
+        raise BadRequest("jsonrpc is wrong: only version 2.0 is spoken here.")
+    return message

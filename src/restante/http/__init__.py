@@ -1,0 +1,1 @@
+"""What every `web.py` stands on: describe an operation, decode a request, answer, refuse."""

@@ -1,1 +1,0 @@
-"""The process: nothing here knows a business rule."""

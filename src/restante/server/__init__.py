@@ -1,0 +1,1 @@
+"""The process: wiring, routes, background loops, the listening socket, logs and metrics."""

@@ -1,0 +1,89 @@
+"""The listening socket and the HTTP server on it."""
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from restante.errors import AddressTaken
+from restante.server.http_limits import BoundedHttp
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """
+    Bind before anything else is started, so that a mistake costs nothing.
+
+    Raises AddressTaken with a sentence.
+    """
+    try:
+        return _bound(host, port)
+    except (OSError, OverflowError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        words = os.strerror(number) if number and number > 0 else error
+        raise AddressTaken(
+            f"Restante cannot listen on {host} port {port}: {words}. "
+            f"Choose another --host or --port."
+        ) from error
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with contextlib.ExitStack() as closed_on_failure:
+        listening = closed_on_failure.enter_context(socket.socket(family, kind, protocol))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+        closed_on_failure.pop_all()
+    return listening
+
+
+def address_of(listening: socket.socket, host: str) -> str:
+    """The address as a person would type it."""
+    port = listening.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn that says when it is ready and leaves signals to us."""
+
+    def __init__(self, app: ASGIApp, *, grace_seconds: float, on_ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                proxy_headers=False,
+                http=BoundedHttp,
+                ws="websockets-sansio",
+                ws_max_size=64 * 1024,  # nobody has anything to say to us there
+                timeout_graceful_shutdown=grace_seconds,  # pyright: ignore[reportArgumentType] - a float works
+            )
+        )
+        self._on_ready = on_ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn would send the signal to the process again once it is done, before we are."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()

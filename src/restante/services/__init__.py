@@ -1,1 +1,0 @@
-"""Use cases: open a transaction, call core and store, return a result."""

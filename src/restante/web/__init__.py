@@ -1,1 +1,0 @@
-"""HTTP: who is calling, what they ask, and how the answer looks.  Decides nothing by itself."""

@@ -1,0 +1,256 @@
+"""
+Calls workspaces that can be called: streams a request through to them, and the answer back.
+
+Bodies are never held: each piece waits until the other side has taken the one before.  A call in
+which nothing moves is ended, and so is one to an address that may not be called.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import structlog
+from aiohttp import (
+    ClientConnectorDNSError,
+    ClientConnectorError,
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    InvalidURL,
+    ServerDisconnectedError,
+    TCPConnector,
+)
+
+from restante.errors import AddressRefused, WorkspaceHasNoCallback, WorkspaceUnreachable
+from restante.workspaces.addresses import may_call
+from restante.workspaces.rules import Workspace, ingest_url
+
+log = structlog.get_logger()
+
+_MAX_CALLS = 256
+_MAX_CALLS_PER_HOST = 32
+
+# A stalled workspace is told from a slow one by whether it takes this much in the time it has.
+_PIECE_BYTES = 64 * 1024
+
+# An answer may trickle, but not for ever: so many times the wait that a workspace is granted.
+_ANSWER_WAITS = 10
+
+# What of an answer's head concerns its reader.  Cookies, redirects and all that is about the
+# connection stay between the workspace and us.
+_RELAYED = ("Content-Type", "Content-Encoding", "Content-Length", "Retry-After")
+_WITHOUT_BODY = frozenset({204, 304})
+
+# As `getaddrinfo` has it; the last part begins with the address as text.
+AddrInfo: TypeAlias = tuple[int, int, int, str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a workspace answers; the pieces come as it sends them."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: AsyncIterator[bytes]
+
+
+class Push:
+    """The way to push-mode workspaces."""
+
+    def __init__(self, session: ClientSession, *, timeout_seconds: float) -> None:
+        self._session = session
+        self._timeout_seconds = timeout_seconds
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, *, to_private: bool, timeout_seconds: float) -> AsyncIterator["Push"]:
+        """Ready to call while inside; calls that are still open at the end are cut."""
+        connector = TCPConnector(
+            limit=_MAX_CALLS,
+            limit_per_host=_MAX_CALLS_PER_HOST,
+            # A kept connection may close under a body that cannot be sent twice.
+            force_close=True,
+            use_dns_cache=False,
+            socket_factory=_Sockets(to_private=to_private, timeout_seconds=timeout_seconds),
+        )
+        async with ClientSession(
+            connector=connector,
+            cookie_jar=DummyCookieJar(),
+            timeout=ClientTimeout(total=None),  # our own patience knows who is being waited for
+            auto_decompress=False,
+            trust_env=False,
+            headers={"User-Agent": "restante", "Accept-Encoding": "identity"},
+            skip_auto_headers=("Content-Type",),
+        ) as session:
+            yield cls(session, timeout_seconds=timeout_seconds)
+
+    def upload(
+        self,
+        workspace: Workspace,
+        body: AsyncIterable[bytes],
+        *,
+        headers: Mapping[str, str],
+        within_seconds: float,
+    ) -> AbstractAsyncContextManager[Answer]:
+        """
+        Hand a body through as it arrives, within the time that its sender has.
+
+        Raises WorkspaceUnreachable or AddressRefused, also from inside if the answer breaks off.
+        """
+        return self._call(workspace, ingest_url(_url(workspace)), body, headers, within_seconds)
+
+    def message(self, workspace: Workspace, body: bytes) -> AbstractAsyncContextManager[Answer]:
+        """Hand a message through; raises as `upload` does."""
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        return self._call(workspace, _url(workspace), _one(body), headers, 0)
+
+    @asynccontextmanager
+    async def _call(
+        self,
+        workspace: Workspace,
+        url: str,
+        body: AsyncIterable[bytes],
+        headers: Mapping[str, str],
+        within_seconds: float,
+    ) -> AsyncIterator[Answer]:
+        secret = {"Authorization": f"Bearer {workspace.inbound_secret}"}
+        total_seconds = within_seconds + _ANSWER_WAITS * self._timeout_seconds
+        try:
+            async with (
+                asyncio.timeout(total_seconds),
+                asyncio.timeout(None) as limit,
+            ):
+                patience = _Patience(limit, self._timeout_seconds)
+                async with self._session.post(
+                    url,
+                    data=patience.sending(body),
+                    headers={**headers, **secret},
+                    allow_redirects=False,
+                ) as response:
+                    try:
+                        answer = _answer(response, patience)
+                        log.info("pushed", workspace=str(workspace.id), status=answer.status)
+                        yield answer
+                    finally:
+                        response.close()
+        except (ClientError, TimeoutError, OSError) as error:
+            log.warning("push_failed", workspace=str(workspace.id), reason=_reason(error))
+            if _is_refused(error):
+                raise AddressRefused(
+                    "The workspace's url leads to an address that this server does not call."
+                ) from error
+            raise WorkspaceUnreachable("workspace unreachable") from error
+
+
+class _Patience:
+    """Ends a call in which nothing has moved for so long; waiting for the sender does not count."""
+
+    def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._sender_is_due = False
+        self._renew()
+
+    def _renew(self) -> None:
+        when = None if self._sender_is_due else asyncio.get_running_loop().time() + self._seconds
+        with suppress(RuntimeError):  # it has run out already
+            self._limit.reschedule(when)
+
+    async def sending(self, body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """The body, for the workspace to take."""
+        self._turn(of_sender=True)
+        async for piece in body:
+            self._turn(of_sender=False)
+            for at in range(0, len(piece), _PIECE_BYTES):
+                self._renew()
+                yield piece[at : at + _PIECE_BYTES]
+            self._turn(of_sender=True)
+        self._turn(of_sender=False)
+
+    def _turn(self, *, of_sender: bool) -> None:
+        self._sender_is_due = of_sender
+        self._renew()
+
+    async def receiving(self, response: ClientResponse) -> AsyncIterator[bytes]:
+        """The answer's body, as the workspace sends it."""
+        self._renew()
+        async for piece in response.content.iter_any():
+            self._renew()
+            yield piece
+
+
+class _Sockets:
+    """
+    Makes the sockets of all calls, each for one address.
+
+    This is where an address is refused: after every name has been resolved and right before it is
+    connected to, so that no second look-up can lead elsewhere.
+    """
+
+    def __init__(self, *, to_private: bool, timeout_seconds: float) -> None:
+        self._to_private = to_private
+        self._timeout_seconds = timeout_seconds
+
+    def __call__(self, info: AddrInfo) -> socket.socket:
+        family, kind, protocol, _, address = info
+        if not may_call(address[0], private_allowed=self._to_private):
+            raise _Refused
+        made = socket.socket(family, kind, protocol)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # What was written before a call was given up is not kept for a peer that never reads.
+            made.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._timeout_seconds * 1000)
+            )
+        return made
+
+
+class _Refused(OSError):
+    """An address that may not be called; the HTTP client tries the next one, if there is one."""
+
+    def __str__(self) -> str:
+        return "address refused"
+
+
+def _url(workspace: Workspace) -> str:
+    if not workspace.url:
+        raise WorkspaceHasNoCallback("workspace has no callback URL")
+    return workspace.url
+
+
+async def _one(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+def _answer(response: ClientResponse, patience: _Patience) -> Answer:
+    status = response.status
+    if not 200 <= status <= 599:
+        raise ClientError(f"status {status}")
+    headers = {name: response.headers[name] for name in _RELAYED if name in response.headers}
+    if status in _WITHOUT_BODY:
+        headers.pop("Content-Length", None)
+    return Answer(status, headers, patience.receiving(response))
+
+
+def _is_refused(error: Exception) -> bool:
+    return isinstance(error, InvalidURL) or isinstance(getattr(error, "os_error", None), _Refused)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong in our own words: those of the HTTP client have the whole address in them."""
+    if _is_refused(error):
+        return "the address may not be called"
+    if isinstance(error, TimeoutError):
+        return "nothing moved in time"
+    if isinstance(error, ClientConnectorDNSError):
+        return "the name was not found"
+    if isinstance(error, ServerDisconnectedError):
+        return "it closed the connection without an answer"
+    cause = error.os_error if isinstance(error, ClientConnectorError) else error
+    number = cause.errno if isinstance(cause, OSError) else None
+    return os.strerror(number) if number else type(cause).__name__

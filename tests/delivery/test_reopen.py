@@ -1,0 +1,181 @@
+"""Undo: a workspace that acknowledged a file and then lost it gets it again, while it lasts."""
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from callers import ADMIN, Answer, Caller, Part, ask, pattern, registered
+from factories import Counters, counters
+from sites import Site, SiteFactory
+from sweeps import grow_older, put_back_acks
+
+from restante.database.pool import Tx
+from restante.ids import WorkspaceId, as_uuid
+
+pytestmark = pytest.mark.anyio
+
+CONTENT = pattern(700_001)
+
+
+@pytest.fixture
+async def caller(site: Site) -> Caller:
+    return await registered(site)
+
+
+@pytest.fixture
+async def connection(connections: Any) -> Any:
+    return await connections()
+
+
+@pytest.fixture
+async def acked(caller: Caller) -> str:
+    """A file that was fetched and acknowledged."""
+    (file_id,) = await caller.staged(Part(CONTENT, name="a.bin"))
+    await caller.fetch(file_id)
+    assert (await caller.ack(file_id)).status == 200
+    return file_id
+
+
+async def reopen(caller: Caller, file_id: str, **options: Any) -> Answer:
+    return await caller.ask("POST", f"/pending-uploads/{file_id}/reopen", **options)
+
+
+def id_of(caller: Caller) -> WorkspaceId:
+    found = as_uuid(caller.id)
+    assert found
+    return WorkspaceId(found)
+
+
+async def sweep(site: Site) -> Any:
+    answer = await ask(site, "POST", "/admin/retention/sweep", headers=ADMIN)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+@pytest.mark.parametrize("headers", [{}, ADMIN], ids=["by its workspace", "by the operator"])
+async def test_a_reopened_file_waits_is_announced_and_takes_its_room_again(
+    caller: Caller, acked: str, headers: dict[str, str], connection: Any
+):
+    assert (await caller.fetch(acked)).status == 404
+    before = await counters(connection, id_of(caller))
+
+    answer = await reopen(caller, acked, headers=headers)
+
+    assert (answer.status, answer.json) == (200, {"status": "reopened"})
+    assert (await caller.fetch(acked)).body == CONTENT
+    assert [one["file_id"] for one in (await caller.waiting()).json["uploads"]] == [acked]
+    newest, first = await caller.feed()
+    assert newest["seq"] == first["seq"] + 1 == 2
+    for name in ("activity_type", "method", "summary", "request_body", "status"):
+        assert newest[name] == first[name]
+    assert before == Counters(1, 0, 0)
+    assert await counters(connection, id_of(caller)) == Counters(2, len(CONTENT), 1)
+
+
+async def test_a_reopened_file_is_as_if_it_had_never_been_fetched(
+    caller: Caller, acked: str, connection: Any
+):
+    await reopen(caller, acked)
+
+    row = await connection.fetchrow("select fetched_at, acked_at, expires_at > now() from uploads")
+    assert tuple(row) == (None, None, True)
+
+
+async def test_a_follower_of_the_feed_is_woken_by_it(caller: Caller, acked: str):
+    (row,) = await caller.feed()
+    await reopen(caller, acked)
+
+    (again,) = await caller.feed(since_id=row["id"], wait=5)
+
+    assert again["request_body"]["file_id"] == acked
+
+
+async def test_it_can_be_acknowledged_and_reopened_again_and_again(
+    caller: Caller, acked: str, connection: Any
+):
+    for _ in range(3):
+        assert (await reopen(caller, acked)).status == 200
+        assert (await caller.ack(acked)).json == {"acked": True}
+
+    assert await counters(connection, id_of(caller)) == Counters(4, 0, 0)
+
+
+async def test_a_file_that_is_past_its_time_waits_for_the_retention_at_least(
+    caller: Caller, acked: str, connection: Any
+):
+    """It was acknowledged right before it would have expired."""
+    await connection.execute("update uploads set expires_at = now() - interval '1 second'")
+
+    assert (await reopen(caller, acked)).status == 200
+
+    assert (await caller.fetch(acked)).body == CONTENT
+    assert await connection.fetchval("select expires_at > now() + interval '50 min' from uploads")
+
+
+async def assert_gone(caller: Caller, file_id: str, connection: Tx) -> None:
+    before = await counters(connection, id_of(caller))
+    for headers in ({}, ADMIN):
+        answer = await reopen(caller, file_id, headers=headers)
+        assert (answer.status, answer.json["code"]) == (404, "upload_gone")
+    assert await counters(connection, id_of(caller)) == before
+
+
+async def test_after_its_retention_it_is_gone_swept_or_not(
+    caller: Caller, acked: str, connection: Any
+):
+    await put_back_acks(connection)
+    await assert_gone(caller, acked, connection)
+
+    assert (await sweep(caller.site))["acked"] == 1
+
+    await assert_gone(caller, acked, connection)
+
+
+async def test_what_was_never_acknowledged_cannot_be_reopened(caller: Caller, connection: Any):
+    (waiting,) = await caller.staged()
+    await assert_gone(caller, waiting, connection)
+    await connection.execute("update uploads set expires_at = now()")
+    await assert_gone(caller, waiting, connection)
+    await assert_gone(caller, str(uuid4()), connection)
+
+
+async def test_nobody_reopens_anothers_file(caller: Caller, acked: str, connection: Any):
+    other = await registered(caller.site)
+
+    await assert_gone(other, acked, connection)
+    theirs = await ask(
+        caller.site,
+        "POST",
+        f"{caller.path}/pending-uploads/{acked}/reopen",
+        headers={"Authorization": f"Bearer {other.token}"},
+    )
+
+    assert theirs.status == 401
+    assert await connection.fetchval("select acked_at is not null from uploads")
+
+
+async def test_without_a_retention_there_is_no_undo(run_site: SiteFactory, connection: Any):
+    async with run_site(ack_retention_seconds=0) as site:
+        caller = await registered(site)
+        (file_id,) = await caller.staged()
+        await caller.ack(file_id)
+
+        await assert_gone(caller, file_id, connection)
+
+
+async def test_a_reopened_file_is_not_swept_and_goes_with_its_bucket_s_bytes_moved(
+    caller: Caller, acked: str, connection: Any
+):
+    """Its hour is over and everything else of that hour is gone."""
+    others = await caller.staged(*[Part(pattern(900_000))] * 8)
+    for file_id in others:
+        await caller.ack(file_id)
+    await grow_older(connection)
+    await connection.execute("update uploads set acked_at = now() where file_id = $1", acked)
+    await reopen(caller, acked)
+
+    report = await sweep(caller.site)
+
+    assert (report["acked"], report["expired"]) == (8, 0)
+    assert "move live files" in [step["action"] for step in report["done"]]
+    assert (await caller.fetch(acked)).body == CONTENT

@@ -1,0 +1,227 @@
+"""The feed on several connections: seqs are dense, in the order of the commits, and never ahead."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from factories import (
+    NOW,
+    Content,
+    counters,
+    make_message,
+    make_publication,
+    make_workspace,
+    until_blocked,
+)
+
+from restante.database.pool import Database, Tx
+from restante.delivery import store as uploads
+from restante.feed import store as feed
+from restante.feed.rules import EVERYTHING, Filter, Marks
+from restante.ids import ActivityId, WorkspaceId
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def workspace_id(db_with_leaves: Database) -> WorkspaceId:
+    async with db_with_leaves.connection() as connection:
+        return await make_workspace(connection)
+
+
+@pytest.fixture
+async def three(workspace_id: WorkspaceId, connections: Any) -> list[Any]:
+    """Two who write and one who reads."""
+    return [await connections() for _ in range(3)]
+
+
+async def seqs(reader: Tx, workspace_id: WorkspaceId) -> list[int]:
+    rows = await feed.rows_after(reader, workspace_id, 0, EVERYTHING, 500)
+    return [row.seq for row in rows]
+
+
+async def append(connection: Tx, workspace_id: WorkspaceId, text: str = "hello") -> int | None:
+    return await feed.append(connection, workspace_id, make_message(text), now=NOW)
+
+
+async def test_the_second_writer_waits_for_the_commit_of_the_first(
+    three: list[Any], workspace_id: WorkspaceId
+):
+    """Promise 3: a row is never visible before one with a lower seq."""
+    first, second, reader = three
+    transaction = first.transaction()
+    await transaction.start()
+    assert await append(first, workspace_id) == 1
+    later = second.transaction()
+    await later.start()
+    waiting = asyncio.create_task(append(second, workspace_id))
+    await until_blocked(reader, second)
+
+    before = await seqs(reader, workspace_id)
+    await transaction.commit()
+    seq = await waiting
+    between = await seqs(reader, workspace_id)
+    await later.commit()
+
+    assert (before, seq, between) == ([], 2, [1])
+    assert await seqs(reader, workspace_id) == [1, 2]
+
+
+async def test_a_rolled_back_row_leaves_no_hole(three: list[Any], workspace_id: WorkspaceId):
+    first, second, reader = three
+    transaction = first.transaction()
+    await transaction.start()
+    await append(first, workspace_id)
+    waiting = asyncio.create_task(append(second, workspace_id))
+    await until_blocked(reader, second)
+
+    await transaction.rollback()
+
+    assert await waiting == 1
+    assert await seqs(reader, workspace_id) == [1]
+
+
+async def test_files_and_messages_share_one_order(three: list[Any], workspace_id: WorkspaceId):
+    """Three files that are committing come before the message that came after them."""
+    first, second, reader = three
+    transaction = first.transaction()
+    await transaction.start()
+    files = make_publication(workspace_id, Content(), Content(), Content())
+    assert await uploads.publish(first, files) == 3
+    waiting = asyncio.create_task(append(second, workspace_id))
+    await until_blocked(reader, second)
+
+    assert await seqs(reader, workspace_id) == []
+    await transaction.commit()
+
+    assert await waiting == 4
+    assert await seqs(reader, workspace_id) == [1, 2, 3, 4]
+
+
+async def test_a_publication_that_waited_counts_on_from_what_it_waited_for(
+    three: list[Any], workspace_id: WorkspaceId
+):
+    first, second, reader = three
+    transaction = first.transaction()
+    await transaction.start()
+    await append(first, workspace_id)
+    files = make_publication(workspace_id, Content(name="a"), Content(name="b"))
+    waiting = asyncio.create_task(uploads.publish(second, files))
+    await until_blocked(reader, second)
+
+    await transaction.commit()
+
+    assert await waiting == 3
+    rows = await feed.rows_after(reader, workspace_id, 1, EVERYTHING, 500)
+    assert [(row.seq, row.summary) for row in rows] == [
+        (2, "chat_upload_receive: a"),
+        (3, "chat_upload_receive: b"),
+    ]
+
+
+async def test_one_workspace_does_not_wait_for_another(three: list[Any], workspace_id: WorkspaceId):
+    first, second, _ = three
+    other = await make_workspace(second)
+    async with first.transaction():
+        await append(first, workspace_id)
+
+        async with asyncio.timeout(5):
+            assert await append(second, other) == 1
+
+
+async def test_many_writers_leave_a_dense_feed(db_with_leaves: Database, workspace_id: WorkspaceId):
+    async def write(number: int) -> int | None:
+        async with db_with_leaves.connection() as connection:
+            if number % 2:
+                return await append(connection, workspace_id)
+            files = make_publication(workspace_id, Content(), Content())
+            return await uploads.publish(connection, files)
+
+    last = await asyncio.gather(*(write(number) for number in range(60)))
+
+    async with db_with_leaves.connection() as reader:
+        assert await seqs(reader, workspace_id) == list(range(1, 91))
+        assert (await counters(reader, workspace_id)).last_seq == max(seq or 0 for seq in last)
+
+
+async def test_a_workspace_without_a_feed_gets_no_row(three: list[Any]):
+    nobody = WorkspaceId(uuid4())
+
+    assert await append(three[0], nobody) is None
+    assert await three[0].fetchval("select count(*) from feed") == 0
+    assert await feed.marks(three[0], nobody) is None
+    assert await feed.cursor(three[0], nobody, None) is None
+    assert await feed.acknowledge(three[0], nobody, 1) is None
+
+
+async def test_the_mark_only_moves_forward_and_never_past_the_end(
+    three: list[Any], workspace_id: WorkspaceId
+):
+    """A stale or repeated ack is a no-op; one from the future stops at the newest row."""
+    connection = three[0]
+    for _ in range(3):
+        await append(connection, workspace_id)
+
+    moved = [await feed.acknowledge(connection, workspace_id, seq) for seq in (2, 1, 2, 99, 0)]
+
+    assert moved == [2, 2, 2, 3, 3]
+    assert await feed.marks(connection, workspace_id) == Marks(3, 0, 3)
+
+
+async def test_a_cursor_is_found_only_in_its_own_feed(three: list[Any], workspace_id: WorkspaceId):
+    connection = three[0]
+    other = await make_workspace(connection)
+    await append(connection, workspace_id)
+    row = (await feed.newest_rows(connection, workspace_id, EVERYTHING, 1))[0]
+
+    found = [
+        await feed.cursor(connection, workspace_id, row.id),
+        await feed.cursor(connection, other, row.id),
+        await feed.cursor(connection, workspace_id, ActivityId(uuid4())),
+        await feed.cursor(connection, workspace_id, None),
+    ]
+
+    assert [cursor and cursor.seq for cursor in found] == [1, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (EVERYTHING, [1, 2, 3]),
+        (Filter(activity_type="a2a_receive"), [1, 2, 3]),
+        (Filter(activity_type="something else"), []),
+        (Filter(from_agents=True), [2]),
+        (Filter(from_agents=False), [1, 3]),
+        (Filter(not_before=NOW), [3]),
+        (Filter(from_agents=False, not_before=NOW - timedelta(seconds=60)), [1, 3]),
+    ],
+)
+async def test_filters(
+    three: list[Any], workspace_id: WorkspaceId, wanted: Filter, expected: list[int]
+):
+    connection = three[0]
+    sent = [(None, -60), (uuid4(), -1), (None, 0)]
+    for source_id, seconds in sent:
+        row = replace(make_message(), source_id=source_id)
+        await feed.append(connection, workspace_id, row, now=NOW + timedelta(seconds=seconds))
+
+    after = await feed.rows_after(connection, workspace_id, 0, wanted, 500)
+    newest = await feed.newest_rows(connection, workspace_id, wanted, 500)
+
+    assert [row.seq for row in after] == expected
+    assert [row.seq for row in newest] == expected[::-1]
+
+
+async def test_pages_end_where_the_limit_is(three: list[Any], workspace_id: WorkspaceId):
+    connection = three[0]
+    for _ in range(5):
+        await append(connection, workspace_id)
+
+    after = await feed.rows_after(connection, workspace_id, 1, EVERYTHING, 2)
+    newest = await feed.newest_rows(connection, workspace_id, EVERYTHING, 2)
+
+    assert [row.seq for row in after] == [2, 3]
+    assert [row.seq for row in newest] == [5, 4]

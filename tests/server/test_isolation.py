@@ -1,0 +1,307 @@
+"""
+Every route x every kind of caller: who may, who may not, and that nobody learns what is another's.
+
+The table must name every route; a new one fails the test until it is decided who may call it.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from aiohttp import WSServerHandshakeError
+from callers import ADMIN, FORM, Answer, Caller, Part, ask, bearer, everything, form, registered
+from sites import Site
+
+from restante.server.app import ROUTES, SOCKETS
+
+pytestmark = pytest.mark.anyio
+
+W = "/workspaces/{workspace_id}"
+A = "/admin/workspaces"
+KEY = "the-victims-key"
+
+CALLERS = frozenset({"nobody", "garbage", "other", "peer", "own", "admin"})
+ANYONE = CALLERS
+WORKSPACE = frozenset({"own"})
+WORKSPACE_OR_ADMIN = frozenset({"own", "admin"})
+ANY_WORKSPACE_OR_ADMIN = frozenset({"own", "other", "admin"})
+ADMIN_ALONE = frozenset({"admin"})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that succeeds if its caller may make it."""
+
+    may: frozenset[str]
+    json: Callable[[str], Any] | None = None  # of the workspace's id
+    data: bytes | None = None
+    query: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    acked: bool = False  # it is about a file that was acknowledged
+    hides: bool = True  # an absent workspace is refused in the same words as another's
+
+
+def registration(workspace_id: str) -> dict[str, Any]:
+    return {"id": workspace_id, "agent_card": {"name": "x"}}
+
+
+MESSAGE: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {}}
+
+TABLE: dict[tuple[str, str], Call] = {
+    ("GET", "/health"): Call(ANYONE),
+    ("GET", "/ready"): Call(ANYONE),
+    ("GET", "/metrics"): Call(ANYONE),
+    ("GET", "/openapi.json"): Call(ANYONE),
+    ("GET", "/docs"): Call(ANYONE),
+    # Registering a taken id is refused to all but its owner; that a new one is accepted on an open
+    # server, and so can be told apart, lies in the nature of registering.
+    ("POST", "/registry/register"): Call(WORKSPACE, json=registration, hides=False),
+    ("POST", "/registry/heartbeat"): Call(
+        WORKSPACE, json=lambda workspace_id: {"workspace_id": workspace_id}
+    ),
+    ("PATCH", W): Call(ADMIN_ALONE, json=lambda _: {"name": "changed"}),
+    ("DELETE", W): Call(WORKSPACE_OR_ADMIN, query={"confirm": "true"}),
+    ("POST", W + "/chat/uploads"): Call(
+        WORKSPACE_OR_ADMIN, data=form(Part(b"new")), headers={"Content-Type": FORM}
+    ),
+    ("POST", W + "/a2a"): Call(ANY_WORKSPACE_OR_ADMIN, json=lambda _: MESSAGE),
+    ("GET", W + "/activity"): Call(WORKSPACE_OR_ADMIN),
+    ("POST", W + "/activity/ack"): Call(WORKSPACE, json=lambda _: {"acked_seq": 1}),
+    ("GET", W + "/events"): Call(WORKSPACE_OR_ADMIN),
+    ("GET", W + "/pending-uploads"): Call(WORKSPACE_OR_ADMIN),
+    ("GET", W + "/pending-uploads/{file_id}/content"): Call(WORKSPACE),
+    ("POST", W + "/pending-uploads/{file_id}/ack"): Call(WORKSPACE),
+    ("POST", W + "/pending-uploads/{file_id}/reopen"): Call(WORKSPACE_OR_ADMIN, acked=True),
+    ("GET", A): Call(ADMIN_ALONE),
+    ("GET", A + "/{workspace_id}"): Call(ADMIN_ALONE),
+    ("POST", A + "/{workspace_id}/token"): Call(ADMIN_ALONE),
+    ("DELETE", A + "/{workspace_id}/token"): Call(ADMIN_ALONE),
+    ("GET", "/admin/retention/plan"): Call(ADMIN_ALONE),
+    ("POST", "/admin/retention/sweep"): Call(ADMIN_ALONE),
+    ("GET", "/admin/status"): Call(ADMIN_ALONE),
+    ("WS", W + "/ws"): Call(WORKSPACE_OR_ADMIN),
+}
+
+
+def test_the_table_names_every_route():
+    routes = {
+        (method, route.path) for route in ROUTES for method in (route.methods or set()) - {"HEAD"}
+    }
+    sockets = {("WS", route.path) for route in SOCKETS}
+
+    assert set(TABLE) == routes | sockets
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A workspace with something of everything."""
+
+    caller: Caller
+    file_id: str  # waits
+    acked_id: str
+    row_id: str
+
+    def file_for(self, call: Call) -> str:
+        return self.acked_id if call.acked else self.file_id
+
+
+async def victim_on(site: Site) -> Victim:
+    caller = await registered(site)
+    waiting, acked = await caller.staged(Part(b"secret-1"), Part(b"secret-2"))
+    await caller.upload(Part(b"secret-3"), Idempotency_Key=KEY)
+    await caller.ack(acked)
+    rows = await caller.feed()
+    return Victim(caller, waiting, acked, rows[-1]["id"])
+
+
+def tokens(victim: Victim, other: Caller) -> dict[str, dict[str, str]]:
+    return {
+        "nobody": {},
+        "garbage": bearer("\u00ff" + secrets.token_urlsafe(32)),
+        "other": bearer(other.token),
+        "peer": bearer(secrets.token_urlsafe(32)),
+        "own": bearer(victim.caller.token),
+        "admin": ADMIN,
+    }
+
+
+async def make(
+    site: Site, method: str, path: str, call: Call, *, workspace_id: str, headers: Any, file_id: str
+) -> Answer:
+    """Make the call; of an endless answer only the head counts."""
+    where = path.format(workspace_id=workspace_id, file_id=file_id)
+    headers = {**call.headers, **headers}
+    if method == "WS":
+        try:
+            async with site.http.ws_connect(where, headers=headers):
+                return Answer(101, {}, b"")
+        except WSServerHandshakeError as refusal:
+            return Answer(refusal.status, refusal.headers or {}, b"")
+    body: dict[str, Any] = {"json": call.json(workspace_id)} if call.json else {"data": call.data}
+    async with site.http.request(
+        method, where, headers=headers, params=call.query, **body
+    ) as answer:
+        endless = answer.content_type == "text/event-stream"
+        return Answer(answer.status, answer.headers, b"" if endless else await answer.read())
+
+
+EACH = pytest.mark.parametrize(("method", "path"), TABLE, ids=" ".join)
+
+
+@EACH
+async def test_who_may_and_who_may_not(site: Site, connections: Any, method: str, path: str):
+    call = TABLE[method, path]
+    connection = await connections()
+    other = await registered(site)
+    victim = await victim_on(site)
+    before = await everything(connection, victim.caller.id)
+
+    for name in CALLERS - call.may:
+        there, absent = [
+            await make(
+                site,
+                method,
+                path,
+                call,
+                workspace_id=workspace_id,
+                headers=tokens(victim, other)[name],
+                file_id=victim.file_for(call),
+            )
+            for workspace_id in (victim.caller.id, str(uuid4()))
+        ]
+        assert there.status in {401, 403} if method == "WS" else there.status == 401, name
+        assert b"secret" not in there.body
+        if call.hides:
+            assert (there.status, there.body) == (absent.status, absent.body), name
+    assert await everything(connection, victim.caller.id) == before
+
+    for name in call.may:
+        fresh = await victim_on(site)
+        answer = await make(
+            site,
+            method,
+            path,
+            call,
+            workspace_id=fresh.caller.id,
+            headers=tokens(fresh, other)[name],
+            file_id=fresh.file_for(call),
+        )
+        assert answer.status in {101, 200}, (name, answer)
+    assert await everything(connection, victim.caller.id) == before
+
+
+@pytest.mark.parametrize("path", [path for method, path in TABLE if method == "GET"])
+async def test_head_is_not_a_way_around(site: Site, path: str):
+    """A route that answers GET answers HEAD, to the same callers."""
+    call = TABLE["GET", path]
+    other = await registered(site)
+    victim = await victim_on(site)
+
+    for name in CALLERS:
+        answer = await make(
+            site,
+            "HEAD",
+            path,
+            call,
+            workspace_id=victim.caller.id,
+            headers=tokens(victim, other)[name],
+            file_id=victim.file_id,
+        )
+        assert answer.status == (200 if name in call.may else 401), name
+
+
+async def test_with_ones_own_token_anothers_ids_are_as_good_as_none(site: Site, connections: Any):
+    """File ids and cursors of another workspace answer byte for byte like ids that never were."""
+    connection = await connections()
+    victim, other = await victim_on(site), await registered(site)
+    await other.staged(Part(b"own"))
+    before = await everything(connection, victim.caller.id)
+
+    async def both(ask_with: Callable[[str], Any], *theirs: str) -> None:
+        absent = await ask_with(str(uuid4()))
+        assert absent.status in {404, 410}
+        for an_id in theirs:
+            found = await ask_with(an_id)
+            assert (found.status, found.body) == (absent.status, absent.body)
+
+    files = (victim.file_id, victim.acked_id)
+    await both(other.fetch, *files)
+    await both(lambda an_id: other.fetch(an_id, Range="bytes=0-1"), *files)
+    await both(lambda an_id: other.fetch(an_id, If_None_Match="*"), *files)
+    await both(lambda an_id: other.fetch(an_id, "HEAD"), *files)
+    await both(other.ack, *files)
+    await both(lambda an_id: other.ask("POST", f"/pending-uploads/{an_id}/reopen"), *files)
+    await both(lambda an_id: other.waiting(after=an_id), *files)
+    await both(lambda an_id: other.read_feed(since_id=an_id), victim.row_id)
+    await both(lambda an_id: other.read_feed(since_id=an_id, wait=5), victim.row_id)
+    await both(
+        lambda an_id: other.ask("GET", "/events", headers={"Last-Event-ID": an_id}), victim.row_id
+    )
+
+    assert await everything(connection, victim.caller.id) == before
+
+
+async def test_anothers_ids_under_anothers_address_stay_closed(site: Site, connections: Any):
+    """The right file id does not open the door that the token does not."""
+    connection = await connections()
+    victim, other = await victim_on(site), await registered(site)
+    before = await everything(connection, victim.caller.id)
+    path = victim.caller.path
+
+    for method, below in (
+        ("GET", f"/pending-uploads/{victim.file_id}/content"),
+        ("POST", f"/pending-uploads/{victim.file_id}/ack"),
+        ("POST", f"/pending-uploads/{victim.acked_id}/reopen"),
+        ("GET", f"/activity?since_id={victim.row_id}"),
+        ("GET", "/activity?since_seq=0"),
+        ("GET", f"/pending-uploads?after={victim.file_id}"),
+    ):
+        right = await ask(site, method, path + below, headers=bearer(other.token))
+        wrong_id = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4,12}){4}", str(uuid4()), below)
+        wrong = await ask(site, method, path + wrong_id, headers=bearer(other.token))
+        assert right.status == 401
+        assert right.body == wrong.body
+    assert await everything(connection, victim.caller.id) == before
+
+
+async def test_a_key_of_another_workspace_is_a_new_key(site: Site, connections: Any):
+    connection = await connections()
+    victim, other = await victim_on(site), await registered(site)
+    before = await everything(connection, victim.caller.id)
+
+    same_files = await other.upload(Part(b"secret-3"), Idempotency_Key=KEY)
+    repeated = await other.upload(Part(b"secret-3"), Idempotency_Key=KEY)
+
+    assert same_files.status == 200
+    assert victim.caller.id not in same_files.body.decode()
+    assert repeated.body == same_files.body
+    assert len(await other.feed()) == 1
+    assert await everything(connection, victim.caller.id) == before
+
+
+async def test_another_workspaces_traffic_does_not_show(site: Site):
+    """Neither in the rows nor in the headers that say where a feed stands."""
+    quiet = await registered(site)
+    before = await quiet.read_feed()
+
+    await victim_on(site)
+
+    after = await quiet.read_feed()
+    assert after.body == before.body == b"[]"
+    for name in ("X-Restante-Lowest-Seq", "X-Restante-Latest-Seq", "X-Restante-Acked-Seq"):
+        assert after.headers[name] == before.headers[name]
+
+
+async def test_a_workspaces_token_is_not_the_admins_nor_the_other_way_round(site: Site):
+    """The admin sees that files wait; what is in them is the workspace's alone."""
+    victim = await victim_on(site)
+    path = f"{victim.caller.path}/pending-uploads/{victim.file_id}/content"
+
+    as_admin = await ask(site, "GET", path, headers=ADMIN)
+    listed = await ask(site, "GET", "/admin/workspaces", headers=bearer(victim.caller.token))
+
+    assert (as_admin.status, listed.status) == (401, 401)

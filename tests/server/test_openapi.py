@@ -1,0 +1,308 @@
+"""The OpenAPI document, the page made of it, and the guide to the wire leave nothing out."""
+
+import base64
+import hashlib
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from callers import ask, registered
+from schemathesis.specs.openapi.definitions import OPENAPI_31
+from sites import Site
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import restante
+from restante import wire
+from restante.http import problems
+from restante.http.operations import operation, operation_of
+from restante.server import openapi
+from restante.server.app import ROUTES, SOCKETS
+from restante.server.docs.page import rendered
+
+GUIDE = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
+DOCUMENT = openapi.document(ROUTES)
+OPERATIONS = {
+    one["operationId"]: one for methods in DOCUMENT["paths"].values() for one in methods.values()
+}
+
+
+def paths() -> list[str]:
+    return sorted({route.path for route in [*ROUTES, *SOCKETS]})
+
+
+def codes() -> list[str]:
+    return sorted(
+        {error.code for error in problems.STATUS}
+        | {*problems._HTTP_CODES.values(), "internal", "stopping"}
+    )
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.endpoint.__name__}")
+def test_every_route_and_method_is_described(route: Route):
+    assert operation_of(route.endpoint)
+    methods = {method.upper() for method in DOCUMENT["paths"][route.path]}
+    assert route.methods
+    assert route.methods <= methods
+
+
+def test_a_route_that_nobody_described_is_noticed():
+    async def forgotten(_request: Request) -> Response:
+        return Response()
+
+    with pytest.raises(LookupError, match="/forgotten has no @operation"):
+        openapi.document([*ROUTES, Route("/forgotten", forgotten)])
+
+
+def test_the_document_is_openapi():
+    errors = jsonschema_rs.validator_for(OPENAPI_31).iter_errors(DOCUMENT)
+
+    assert [str(error) for error in errors] == []
+    assert DOCUMENT["info"]["version"] == restante.__version__
+    assert DOCUMENT["servers"] == [{"url": "/"}]
+
+
+def test_every_schema_in_it_is_a_schema():
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        jsonschema_rs.meta.validate(schema)
+        assert schema["description"], name
+
+
+def test_every_reference_leads_somewhere():
+    for reference in set(references(DOCUMENT)):
+        found: Any = DOCUMENT
+        for key in reference.removeprefix("#/").split("/"):
+            found = found[key]
+        assert found
+
+
+def references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if "$ref" in value else []
+        return own + [one for inner in value.values() for one in references(inner)]
+    return [one for inner in value for one in references(inner)] if isinstance(value, list) else []
+
+
+def test_operations_have_names_of_their_own():
+    methods = [method for methods in DOCUMENT["paths"].values() for method in methods]
+
+    assert len(OPERATIONS) == len(methods)
+    assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in OPERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("health_health", []),
+        ("workspaces_register", [{}, {"workspace": []}, {"registration": []}, {"admin": []}]),
+        ("workspaces_show", [{"admin": []}]),
+        ("feed_read", [{"workspace": []}, {"admin": []}]),
+        ("messages_send", [{"sender": []}, {"admin": []}]),
+        ("uploads_content", [{"workspace": []}]),
+    ],
+)
+def test_who_may_call_is_said(name: str, tokens: list[dict[str, Any]]):
+    assert OPERATIONS[name]["security"] == tokens
+
+
+def test_a_query_is_described_with_its_limits():
+    described = {one["name"]: one for one in OPERATIONS["feed_read"]["parameters"]}
+
+    assert described["limit"]["schema"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 500,
+        "default": 100,
+    }
+    assert described["since_id"]["schema"] == {"type": "string", "format": "uuid"}
+    assert described["since_seq"]["schema"] == {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 2**63 - 1,
+    }
+    assert described["workspace_id"]["required"]
+    assert not described["since_id"]["required"]
+
+
+def test_a_parameter_whose_default_is_refused_must_be_sent():
+    confirm = OPERATIONS["workspaces_remove"]["parameters"][1]
+
+    assert (confirm["name"], confirm["required"], confirm["schema"]["const"]) == (
+        "confirm",
+        True,
+        True,
+    )
+
+
+def test_files_are_described_as_parts_of_a_form():
+    body = OPERATIONS["uploads_upload"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+
+    assert body["required"] == ["files"]
+    assert body["properties"]["files"]["maxItems"] == 64
+
+
+def test_refusals_name_their_codes():
+    answers = OPERATIONS["uploads_upload"]["responses"]
+
+    assert set(answers["413"]["x-codes"]) == {
+        "file_too_large",
+        "request_too_large",
+        "quota_too_small",
+    }
+    assert "`file_too_large`" in answers["413"]["description"]
+    assert "WWW-Authenticate" in answers["401"]["headers"]
+
+
+def test_headers_of_answers_are_described():
+    assert {wire.LOWEST_SEQ, wire.LATEST_SEQ, wire.ACKED_SEQ, "X-Request-ID"} <= set(
+        OPERATIONS["feed_read"]["responses"]["200"]["headers"]
+    )
+    assert {"ETag", "Repr-Digest", "Content-Range"} <= set(
+        OPERATIONS["uploads_content"]["responses"]["206"]["headers"]
+    )
+
+
+def test_a_bare_status_stands_for_all_its_errors():
+    @operation(summary="Try.", caller="anyone", refusals=(422,))
+    async def attempt(_request: Request) -> Response:
+        return Response()
+
+    found = openapi.document([Route("/attempt", attempt)])
+
+    refused = found["paths"]["/attempt"]["get"]["responses"]["422"]
+    assert set(refused["x-codes"]) == {
+        error.code for error, status in problems.STATUS.items() if status == 422
+    }
+
+
+@pytest.mark.anyio
+async def test_the_document_is_served(site: Site):
+    answer = await ask(site, "GET", "/openapi.json")
+
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.json == DOCUMENT
+
+
+@pytest.mark.anyio
+async def test_the_page_loads_nothing_and_runs_nothing(site: Site):
+    answer = await ask(site, "GET", "/docs")
+
+    page = answer.body.decode()
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert style
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert not re.search(r"<script|<link|<img|<iframe|\son\w+=|\sstyle=|@import|url\(", page)
+    assert "//" not in re.sub(r"http://127\.0\.0\.1:8080", "", page)
+
+
+def test_the_page_shows_every_operation_and_shape():
+    page = Reader(rendered(DOCUMENT).html.decode())
+
+    for name in OPERATIONS:
+        assert name.endswith("_head") or name in page.anchors
+    for name in DOCUMENT["components"]["schemas"]:
+        assert f"shape-{name}" in page.anchors
+    assert page.inner_links <= page.anchors
+    assert page.open_tags == []
+
+
+class Reader(HTMLParser):
+    """The anchors of a page and the links to them; notices tags that are not closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.inner_links: set[str] = set()
+        self.open_tags: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in {"meta", "br", "wbr", "input"}:
+            self.open_tags.append(tag)
+        for name, value in attrs:
+            if name == "id" and value:
+                assert value not in self.anchors
+                self.anchors.add(value)
+            if name == "href" and value and value.startswith("#"):
+                self.inner_links.add(value[1:])
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open_tags.pop() == tag
+
+
+def test_what_a_description_says_is_text_on_the_page():
+    hostile = "<script>alert('`x`')</script>"
+    document = DOCUMENT | {"info": DOCUMENT["info"] | {"description": hostile}}
+
+    page = rendered(document).html.decode()
+
+    assert "<script" not in page
+    assert html.escape("<script>") in page
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("query", ["since_secs=null", "source=null", "source=NULL", "limit=null"])
+async def test_null_in_a_query_is_not_taken_for_nothing(site: Site, query: str):
+    """A program with a bug in it must not get the whole feed because its filter was dropped."""
+    workspace = await registered(site)
+
+    answer = await workspace.ask("GET", f"/activity?{query}")
+
+    assert (answer.status, answer.json["code"]) == (400, "bad_request")
+    assert query.partition("=")[0] in answer.json["error"]
+
+
+@pytest.mark.anyio
+async def test_a_refused_method_is_told_all_that_the_address_takes(site: Site):
+    workspace = await registered(site)
+
+    answer = await ask(site, "PUT", workspace.path)
+
+    assert answer.status == 405
+    assert answer.headers["Allow"] == "DELETE, PATCH"
+
+
+@pytest.mark.parametrize("path", paths())
+def test_the_guide_mentions_every_address(path: str):
+    assert f"{path}`" in GUIDE or f"{path}?" in GUIDE
+
+
+@pytest.mark.parametrize("code", codes())
+def test_the_guide_says_what_to_do_about_every_code(code: str):
+    rows = re.findall(rf"^\| `{code}` \| (\d+) \| (.+) \| (.+) \|$", GUIDE, re.MULTILINE)
+
+    assert len(rows) == 1
+    status, meaning, what_to_do = rows[0]
+    assert meaning.strip()
+    assert what_to_do.strip()
+    expected = {error.code: str(found) for error, found in problems.STATUS.items()}
+    assert status == expected.get(code, status)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        wire.LOWEST_SEQ,
+        wire.LATEST_SEQ,
+        wire.ACKED_SEQ,
+        wire.IDEMPOTENCY_KEY,
+        wire.CALLER_ID,
+        "Last-Event-ID",
+        "Repr-Digest",
+        "ETag",
+        "Retry-After",
+        "X-Request-ID",
+    ],
+)
+def test_the_guide_mentions_every_header(header: str):
+    assert f"`{header}" in GUIDE

@@ -1,0 +1,233 @@
+"""The rows of workspaces."""
+
+import asyncio
+import hashlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from factories import (
+    NOW,
+    Counters,
+    counters,
+    make_message,
+    make_publication,
+    make_workspace,
+)
+
+from restante.database.pool import Database, Tx
+from restante.delivery import store as uploads
+from restante.feed import store as feed
+from restante.ids import WorkspaceId
+from restante.workspaces import store as workspaces
+from restante.workspaces.rules import Details
+
+pytestmark = pytest.mark.anyio
+
+DETAILS = Details("a workspace", "poll", None, '{"name": "a workspace"}')
+
+
+def hash_of(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def new_id() -> WorkspaceId:
+    return WorkspaceId(uuid4())
+
+
+async def test_an_id_is_given_once(tx: Tx):
+    workspace_id = new_id()
+
+    first = await workspaces.insert(tx, workspace_id, DETAILS, hash_of("first"), "secret")
+    second = await workspaces.insert(tx, workspace_id, DETAILS, hash_of("second"), "secret")
+
+    assert (first, second) == (True, False)
+    stored = await workspaces.get(tx, workspace_id)
+    assert stored
+    assert stored.token_hash == hash_of("first")
+    assert await counters(tx, workspace_id) == Counters()
+
+
+async def test_of_many_at_once_one_gets_the_id(db: Database):
+    workspace_id = new_id()
+
+    async def register(number: int) -> bool:
+        async with db.connection() as connection:
+            token = hash_of(str(number))
+            return await workspaces.insert(connection, workspace_id, DETAILS, token, "secret")
+
+    registered = await asyncio.gather(*(register(number) for number in range(10)))
+
+    async with db.connection() as connection:
+        stored = await workspaces.get(connection, workspace_id)
+    assert sum(registered) == 1
+    assert stored
+    assert stored.token_hash == hash_of(str(registered.index(True)))
+
+
+async def test_a_workspace_is_found_by_its_token_while_it_has_one(tx: Tx):
+    workspace_id = new_id()
+    await workspaces.insert(tx, workspace_id, DETAILS, hash_of("old"), "secret")
+
+    async def finds(token: str) -> bool:
+        found = await workspaces.by_token(tx, hash_of(token))
+        return found is not None and found.id == workspace_id
+
+    assert await finds("old")
+    assert await workspaces.set_token(tx, workspace_id, hash_of("new"))
+    assert (await finds("old"), await finds("new")) == (False, True)
+    assert await workspaces.set_token(tx, workspace_id, None)
+    assert not await finds("new")
+
+
+async def test_a_removed_workspace_has_no_token_and_cannot_be_changed(tx: Tx):
+    workspace_id = await make_workspace(tx)
+
+    assert await workspaces.remove(tx, workspace_id)
+
+    stored = await workspaces.get(tx, workspace_id)
+    assert stored
+    assert (stored.status, stored.token_hash) == ("removed", None)
+    assert not await workspaces.remove(tx, workspace_id)
+    assert not await workspaces.update(tx, workspace_id, DETAILS)
+    assert not await workspaces.set_token(tx, workspace_id, hash_of("new"))
+
+
+async def test_what_waits_outlives_its_workspace_and_meets_it_again(db_with_leaves: Database):
+    """A removal deletes no upload; who comes back under the same id finds its feed going on."""
+    async with db_with_leaves.connection() as connection:
+        workspace_id = await make_workspace(connection)
+        publication = make_publication(workspace_id)
+        await uploads.publish(connection, publication)
+        await workspaces.remove(connection, workspace_id)
+        waiting = await counters(connection, workspace_id)
+
+        revived = await workspaces.revive(
+            connection, workspace_id, DETAILS, hash_of("new"), "other secret"
+        )
+
+        assert revived
+        assert waiting == Counters(1, 10, 1)
+        assert (
+            await feed.append(connection, workspace_id, make_message(), now=publication.created_at)
+            == 2
+        )
+        stored = await workspaces.get(connection, workspace_id)
+        assert stored
+        assert (stored.status, stored.inbound_secret) == ("active", "other secret")
+        assert not await workspaces.revive(
+            connection, workspace_id, DETAILS, hash_of("newer"), "secret"
+        )
+
+
+async def test_a_removed_workspace_is_forgotten_when_nothing_of_it_is_left(tx: Tx):
+    """Or the table would grow with every workspace that ever was."""
+    removed, still_there = await make_workspace(tx), await make_workspace(tx)
+    await workspaces.remove(tx, removed)
+
+    early = await forget_removed(tx, timedelta(0))
+    late = await forget_removed(tx, timedelta(days=90))
+
+    assert (early, late) == (0, 1)
+    assert await workspaces.get(tx, removed) is None
+    assert await tx.fetchval("select count(*) from feeds where workspace_id = $1", removed) == 0
+    assert await workspaces.get(tx, still_there)
+
+
+@pytest.mark.parametrize("kept", ["file", "row", "promise"])
+async def test_a_removed_workspace_stays_while_anything_of_it_is_kept(
+    db_with_leaves: Database, kept: str
+):
+    """Who comes back has to meet what waited."""
+    async with db_with_leaves.connection() as connection:
+        workspace_id = await make_workspace(connection)
+        if kept == "file":
+            await uploads.publish(connection, make_publication(workspace_id))
+            await connection.execute("update feeds set trimmed_seq = last_seq")
+        elif kept == "row":
+            await feed.append(connection, workspace_id, make_message(), now=NOW)
+        else:
+            await connection.execute(
+                "insert into reservations values ($1, $2, now(), 1, 1, now())",
+                *(uuid4(), workspace_id),
+            )
+        await workspaces.remove(connection, workspace_id)
+
+        assert await forget_removed(connection, timedelta(days=90)) == 0
+        assert await workspaces.get(connection, workspace_id)
+
+
+async def test_a_workspace_that_is_coming_back_is_not_forgotten(
+    connections: Any,
+):
+    """The one who registers holds the row; forgetting does not wait for it, and leaves it."""
+    returning, forgetting = await connections(), await connections()
+    workspace_id = await make_workspace(returning)
+    await workspaces.remove(returning, workspace_id)
+
+    async with returning.transaction():
+        await workspaces.revive(returning, workspace_id, DETAILS, hash_of("new"), "secret")
+        forgotten = await forget_removed(forgetting, timedelta(days=90))
+
+    assert forgotten == 0
+    assert await forget_removed(forgetting, timedelta(days=90)) == 0
+    stored = await workspaces.get(forgetting, workspace_id)
+    assert stored
+    assert stored.status == "active"
+
+
+async def forget_removed(connection: Tx, after: timedelta) -> int:
+    return await workspaces.forget_removed(
+        connection, seen_before=datetime.now(UTC) - timedelta(seconds=1) + after, limit=10
+    )
+
+
+async def test_changes_are_kept(tx: Tx):
+    workspace_id, parent = await make_workspace(tx), uuid4()
+    changed = Details("renamed", "push", "https://example.com", '{"name": "x"}', parent)
+
+    assert await workspaces.update(tx, workspace_id, changed)
+
+    stored = await workspaces.get(tx, workspace_id)
+    assert stored
+    assert (stored.name, stored.delivery_mode, stored.url, stored.agent_card) == (
+        "renamed",
+        "push",
+        "https://example.com",
+        '{"name": "x"}',
+    )
+    assert stored.parent_id == parent
+
+
+async def test_a_heartbeat_does_not_wait_for_an_upload_that_is_committing(
+    db_with_leaves: Database, connections: Any
+):
+    """Signs of life and deliveries touch different rows."""
+    sender, workspace = await connections(), await connections()
+    workspace_id = await make_workspace(sender)
+    async with sender.transaction():
+        await uploads.publish(sender, make_publication(workspace_id))
+
+        async with asyncio.timeout(5):
+            await workspaces.heartbeat(workspace, workspace_id, 3, "reading")
+
+    stored = await workspaces.get(sender, workspace_id)
+    assert stored
+    assert (stored.active_tasks, stored.current_task) == (3, "reading")
+
+
+async def test_pages_in_the_order_of_ids(tx: Tx):
+    ids = sorted([await make_workspace(tx) for _ in range(5)])
+    await workspaces.remove(tx, ids[1])
+
+    first = await workspaces.page(tx, after=UUID(int=0), limit=3)
+    second = await workspaces.page(tx, after=first[-1].id, limit=3)
+
+    assert [workspace.id for workspace in (*first, *second)] == ids
+
+
+async def test_nobody(tx: Tx):
+    assert await workspaces.get(tx, new_id()) is None
+    assert await workspaces.by_token(tx, hash_of("nobody's")) is None
+    assert not await workspaces.remove(tx, new_id())
