@@ -72,8 +72,9 @@ async def traced_upload(data_dir: Path, size: int) -> Trace:
             await ready.wait()
             url = address_of(listening, "127.0.0.1")
             workspace, token = await asyncio.to_thread(_register, url)
-            await asyncio.to_thread(_upload, url, workspace, token, size)
             await asyncio.sleep(_FIRST_PASSES_SECONDS)
+            await asyncio.to_thread(_upload, url, workspace, token, size)
+            await asyncio.sleep(_NOTICE_SECONDS)
             with Trace() as trace:
                 await asyncio.to_thread(_upload, url, workspace, token, size)
                 await asyncio.sleep(_NOTICE_SECONDS)

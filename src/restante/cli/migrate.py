@@ -54,11 +54,11 @@ def migrate(
 
 
 async def _rows(settings: Settings, *, status: bool, pre_only: bool) -> list[Any]:
-    from restante.database import migration
+    from restante.database import migrate
     from restante.server import logs, wiring
 
     logs.configure(settings.log_format, "warning")
     async with wiring.database_for_a_while(settings) as dsn:
         if status:
-            return await migration.status(dsn)
-        return await migration.run(dsn, pre_only=pre_only)
+            return await migrate.status(dsn)
+        return await migrate.run(dsn, pre_only=pre_only)

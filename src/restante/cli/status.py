@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -20,7 +21,7 @@ else:
     StatusFlags = flags_for("StatusFlags", DATABASE)
 
 _SHOWN_WORKSPACES = 5
-_SHOWN_LEAVES = 3
+_SHOWN_PARTITIONS = 3
 _SHOWN_TABLES = 6
 
 
@@ -52,11 +53,10 @@ def status(
 
 
 async def _look(settings: Settings) -> wire.SpaceView:
-    from restante.retention import reports
     from restante.server import wiring
 
     async with wiring.operator(settings) as operator:
-        return reports.space_view(await operator.space.look())
+        return await operator.space.look(now=datetime.now(UTC))
 
 
 def _show(console: Console, space: wire.SpaceView) -> None:
@@ -68,7 +68,7 @@ def _show(console: Console, space: wire.SpaceView) -> None:
         f"Active workspaces: {space.workspaces_active}."
     )
     console.print(_tables(space))
-    console.print(_leaves(space))
+    console.print(_partitions(space))
     if space.workspaces:
         console.print(_workspaces(space))
     for pin in space.pins:
@@ -91,28 +91,28 @@ def _headline(space: wire.SpaceView) -> str:
 
 
 def _tables(space: wire.SpaceView) -> Table:
-    table = Table("table", "size", "leaves", "dead rows", "leaves ahead", box=None, pad_edge=False)
+    table = Table("table", "size", "partitions", "dead rows", "ahead", box=None, pad_edge=False)
     for one in space.tables[:_SHOWN_TABLES]:
         lead = space.lead_seconds.get(one.name)
         table.add_row(
             one.name,
             shown_bytes(one.bytes),
-            str(one.leaves or ""),
+            str(one.partitions or ""),
             str(one.dead_rows),
             "" if lead is None else shown_seconds(lead),
         )
     return table
 
 
-def _leaves(space: wire.SpaceView) -> Table:
-    """The leaves that take most."""
-    table = Table("leaf", "size", "lives", "to come back", box=None, pad_edge=False)
-    for leaf in space.leaves[:_SHOWN_LEAVES]:
+def _partitions(space: wire.SpaceView) -> Table:
+    """The largest partitions."""
+    table = Table("partition", "size", "lives", "to come back", box=None, pad_edge=False)
+    for partition in space.partitions[:_SHOWN_PARTITIONS]:
         table.add_row(
-            leaf.name,
-            shown_bytes(leaf.bytes),
-            "" if leaf.live_bytes is None else shown_bytes(leaf.live_bytes),
-            "" if leaf.dead_bytes is None else shown_bytes(leaf.dead_bytes),
+            partition.name,
+            shown_bytes(partition.bytes),
+            "" if partition.live_bytes is None else shown_bytes(partition.live_bytes),
+            "" if partition.dead_bytes is None else shown_bytes(partition.dead_bytes),
         )
     return table
 

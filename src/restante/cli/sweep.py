@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -43,7 +44,7 @@ def sweep(
     Parameters
     ----------
     dry_run
-        Show the plan: rows, leaves, bytes to come back, and what is held by whom. Changes nothing.
+        Show the plan: rows, partitions, bytes to come back, and what is held by whom. Changes nothing.
     json
         Print JSON.
     """
@@ -58,26 +59,24 @@ def sweep(
 
 
 async def _plan(settings: Settings) -> wire.RetentionPlan:
-    from restante.retention import reports
     from restante.server import wiring
 
     async with wiring.operator(settings) as operator:
-        return reports.plan_view(await operator.sweeping.plan())
+        return await operator.sweep.plan(now=datetime.now(UTC))
 
 
 async def _sweep(settings: Settings, *, quiet: bool) -> wire.SweepReport:
-    from restante.retention import reports
     from restante.server import wiring
 
     console = Console(stderr=True, quiet=quiet)
     async with wiring.operator(settings) as operator:
         with console.status("sweeping"):
-            report = await operator.sweeping.sweep(
-                lambda step, outcome: console.print(
-                    f"{step.kind} {step.leaf.name if step.leaf else ''}: {outcome}", style="dim"
-                )
+            return await operator.sweep.run(
+                now=datetime.now(UTC),
+                on_step=lambda step, outcome: console.print(
+                    f"{step.action} {step.partition or ''}: {outcome}", style="dim"
+                ),
             )
-    return reports.report_view(report)
 
 
 def _show_plan(plan: wire.RetentionPlan) -> None:
@@ -90,19 +89,23 @@ def _show_plan(plan: wire.RetentionPlan) -> None:
         until = f", at the latest until {held.until:%Y-%m-%d %H:%M}" if held.until else ""
         who = f"; most of it is workspace {held.workspace_id}'s{since}{until}"
         console.print(
-            f"{held.leaf} keeps {shown_bytes(held.bytes)}: {held.why}"
+            f"{held.partition} keeps {shown_bytes(held.bytes)}: {held.why}"
             f"{who if held.workspace_id else ''}."
         )
 
 
 def _steps(steps: list[wire.PlanStep]) -> Table:
     # A name is worth nothing with its end cut off; the reason can be wrapped.
-    action, leaf = (Column(name, no_wrap=True) for name in ("step", "leaf"))
-    leaf.min_width = max(len(step.leaf or "") for step in steps)
-    table = Table(action, leaf, "rows", "comes back", "why", box=None, pad_edge=False)
+    action, partition = (Column(name, no_wrap=True) for name in ("step", "partition"))
+    partition.min_width = max(len(step.partition or "") for step in steps)
+    table = Table(action, partition, "rows", "comes back", "why", box=None, pad_edge=False)
     for step in steps:
         table.add_row(
-            step.action, step.leaf or "", str(step.rows or ""), shown_bytes(step.bytes), step.why
+            step.action,
+            step.partition or "",
+            str(step.rows or ""),
+            shown_bytes(step.bytes),
+            step.why,
         )
     return table
 
@@ -115,6 +118,6 @@ def _show_report(report: wire.SweepReport) -> None:
     )
     for postponed in report.postponed:
         console.print(
-            f"Left for the next pass: {postponed.step.action} {postponed.step.leaf or ''}: "
+            f"Left for the next pass: {postponed.step.action} {postponed.step.partition or ''}: "
             f"{postponed.reason}"
         )

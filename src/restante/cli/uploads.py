@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -14,13 +14,12 @@ from cyclopts.validators import Number
 from restante import wire
 from restante.cli.flags import DATABASE, flags_for, settings_from
 from restante.cli.sizes import shown_bytes
-from restante.delivery.rules import State
 from restante.errors import BadRequest
 from restante.ids import FileId, WorkspaceId, as_uuid
 from restante.text import printable
 
 if TYPE_CHECKING:
-    from restante.delivery.admin import Expiry, Inventory
+    from restante.delivery.admin import Expiry, UploadAdmin
 
     UploadsFlags = Any
 else:
@@ -40,7 +39,7 @@ def register(app: App, group: Group) -> None:
     """Add the commands."""
     about = (
         "Look at uploads, reopen one, or let one expire.\n\n"
-        "Example: restante uploads list --state waiting"
+        "Example: restante uploads list --state never_fetched"
     )
     uploads = App(name="uploads", group=group, help=about)
     uploads.command(list_, name="list")
@@ -52,7 +51,7 @@ def register(app: App, group: Group) -> None:
 def list_(
     *,
     workspace: str | None = None,
-    state: State | None = None,
+    state: wire.UploadState | None = None,
     limit: Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))] = 50,
     after: str | None = None,
     json: AsJson = False,
@@ -61,7 +60,7 @@ def list_(
     """
     List uploads, oldest first: what has waited longest stands at the top.
 
-    Example: restante uploads list --state waiting
+    Example: restante uploads list --state never_fetched
 
     Parameters
     ----------
@@ -76,7 +75,9 @@ def list_(
         Go on after this file id, the last one of the page before.
     """
     of, start = _workspace_id(workspace), None if after is None else _file_id(after)
-    page = _asked(flags, lambda uploads: uploads.page(of, state=state, after=start, limit=limit))
+    page = _asked(
+        flags, lambda uploads, now: uploads.page(of, state=state, after=start, limit=limit, now=now)
+    )
     if json:
         _print_json(page)
     else:
@@ -92,7 +93,7 @@ def show(
     Example: restante uploads show 0d6e3f1c-8a52-4f5e-9d55-1c4f0f4b7a11
     """
     one, its = _file_id(file_id), _workspace_id(workspace)
-    upload = _asked(flags, lambda uploads: uploads.show(one, its))
+    upload = _asked(flags, lambda uploads, now: uploads.show(one, its, now=now))
     if json:
         _print_json(upload)
     else:
@@ -110,7 +111,7 @@ def reopen(
     Example: restante uploads reopen 0d6e3f1c-8a52-4f5e-9d55-1c4f0f4b7a11
     """
     one, its = _file_id(file_id), _workspace_id(workspace)
-    upload = _asked(flags, lambda uploads: uploads.reopen(one, its))
+    upload = _asked(flags, lambda uploads, now: uploads.reopen(one, its, now=now))
     if json:
         _print_json(upload)
     else:
@@ -128,14 +129,14 @@ def expire(
     Example: restante uploads expire 0d6e3f1c-8a52-4f5e-9d55-1c4f0f4b7a11
     """
     one, its = _file_id(file_id), _workspace_id(workspace)
-    expiry = _asked(flags, lambda uploads: uploads.expire(one, its))
+    expiry = _asked(flags, lambda uploads, now: uploads.expire(one, its, now=now))
     if json:
         _print_json(expiry.upload)
     else:
         _print_expiry(expiry)
 
 
-def _asked(flags: Any, ask: "Callable[[Inventory], Awaitable[Result]]") -> Result:
+def _asked(flags: Any, ask: "Callable[[UploadAdmin, datetime], Awaitable[Result]]") -> Result:
     """What the inventory answers."""
     settings = settings_from(flags, dict(os.environ))
 
@@ -143,7 +144,7 @@ def _asked(flags: Any, ask: "Callable[[Inventory], Awaitable[Result]]") -> Resul
         from restante.server import wiring
 
         async with wiring.operator(settings) as operator:
-            return await ask(operator.inventory)
+            return await ask(operator.uploads, datetime.now(UTC))
 
     return asyncio.run(answer())
 
@@ -206,7 +207,7 @@ def _print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 def _print_expiry(expiry: "Expiry") -> None:
     when = "has expired now"
-    if not expiry.first_time:
+    if not expiry.is_first:
         when = f"had expired already, at {_moment(expiry.upload.expires_at)}"
     print(f"{_named(expiry.upload)} {when}; the next sweep deletes it.")
 
@@ -226,7 +227,7 @@ def _print_facts(upload: wire.UploadView) -> None:
         ("expires", _moment(upload.expires_at)),
         ("reopen until", _moment(upload.reopenable_until)),
         ("bucket", _moment(upload.bucket)),
-        ("leaf", upload.leaf or "gone"),
+        ("partition", upload.partition or "gone"),
     )
     _print_columns(facts)
 

@@ -20,7 +20,7 @@ from restante.client.fetching import Fetch
 from restante.client.patience import Patience, is_passing
 from restante.client.poller import Inbox
 from restante.client.sending import Outgoing, Progress, Source, body_of, unheard
-from restante.delivery.rules import time_allowed
+from restante.delivery.rules import Pace, time_allowed
 from restante.errors import AnswerInvalid, BadRequest, RestanteError, ServerUnreachable
 from restante.ids import FileId, WorkspaceId
 from restante.text import printable
@@ -30,8 +30,7 @@ T = TypeVar("T")
 _TRIES = 4
 _CONNECT_SECONDS = 10
 _SILENCE_SECONDS = 30
-_UPLOAD_GRACE_SECONDS = 60
-_UPLOAD_SPEED = 16_384
+_UPLOAD_PACE = Pace(grace_seconds=60, min_bytes_per_second=16_384)
 _PIECE_BYTES = 256 * 1024
 
 # A server that sends a byte now and then would otherwise keep us for ever.
@@ -269,10 +268,7 @@ def _time_for(call: Call[Any]) -> float | None:
     length = call.headers.get("Content-Length")
     if length is None:
         return None
-    allowed = time_allowed(
-        int(length), grace_seconds=_UPLOAD_GRACE_SECONDS, min_bytes_per_second=_UPLOAD_SPEED
-    )
-    return allowed.total_seconds()
+    return time_allowed(int(length), _UPLOAD_PACE).total_seconds()
 
 
 def _authorization(token: str | None) -> dict[str, str]:

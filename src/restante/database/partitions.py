@@ -1,107 +1,204 @@
 """
-The leaves of the partitioned tables: list them, create them ahead.
+Partitions of time-ranged tables: list them, create them ahead, and remove them.
 
-A new leaf is built apart and then attached, which takes no lock that a writer would notice.
+A new partition is created as a table and then attached, which takes no lock that a writer notices.
+An old one is sealed (no more rows), detached concurrently, and dropped.  Each step can be
+interrupted; the catalogue shows where it stopped, and the next pass finishes it.  A partitioned
+table may itself be a partition: only the lowest level holds rows, and only that is listed.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
 
-from restante.database import spans as rules
-from restante.database import sql
-from restante.database.pool import Database, Row, Tx
+import asyncpg
+
+from restante.database import spans, sql
+from restante.database.pool import Connection, Database, Row, Tx
 from restante.database.spans import Span
-from restante.retention.rules import Leaf, LeafState
 
 queries = sql.load("restante.database")
 
+# Above Postgres's deadlock_timeout, so that an autovacuum that holds the lock is cancelled.
+LOCK_TIMEOUT_MILLISECONDS = 1500
+_SIZE_LOCK_TIMEOUT = "50ms"
 _BOUNDS = re.compile(r"FROM \('(?P<start>[^']+)'\) TO \('(?P<end>[^']+)'\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A table that is partitioned by time, and how time is written in its key."""
+class PartitionedTable:
+    """A table that is partitioned by time, and how a time is written as a partition bound."""
 
     name: str
-    key: Callable[[datetime], str]
-    moment: Callable[[str], datetime]
+    bound_of: Callable[[datetime], str]
+    moment_of: Callable[[str], datetime]
     options: str = ""
 
 
-def _uuid_floor(moment: datetime) -> str:
-    return str(UUID(int=int(moment.timestamp() * 1000) << 80))
+class PartitionState(StrEnum):
+    """How far the removal of a partition has come."""
+
+    ATTACHED = "attached"
+    SEALED = "sealed"  # refuses new rows
+    DETACHING = "detaching"  # a DETACH CONCURRENTLY was interrupted
+    DETACHED = "detached"  # a plain table that nothing reads
 
 
-def _uuid_moment(key: str) -> datetime:
-    return datetime.fromtimestamp((UUID(key).int >> 80) / 1000, UTC)
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition as the catalogue has it."""
+
+    table: str  # the partitioned table that rows are inserted into
+    name: str
+    state: PartitionState
+    span: Span | None  # None once detaching has begun
+    parent: str | None = None  # what it is attached to; None once it is detached
+    bytes: int = 0
+    is_locked: bool = False  # another session holds ACCESS EXCLUSIVE; `bytes` is unknown
+
+    @property
+    def is_attached(self) -> bool:
+        return self.state in {PartitionState.ATTACHED, PartitionState.SEALED}
 
 
-CHUNKS = Table(
-    "chunks",
-    key=datetime.isoformat,
-    moment=datetime.fromisoformat,
-    # A bucket is written once and dropped whole: there is never anything to vacuum.
-    options="with (autovacuum_enabled = off, toast.autovacuum_enabled = off)",
-)
-FEED = Table("feed", key=_uuid_floor, moment=_uuid_moment)
-TABLES = {table.name: table for table in (CHUNKS, FEED)}
+async def partitions_of(
+    connection: Connection, tables: Iterable[PartitionedTable]
+) -> list[Partition]:
+    """Every partition of these tables and every leftover, without sizes.  Waits for no lock."""
+    by_name = {table.name: table for table in tables}
+    rows = await connection.fetch(queries.partitions, list(by_name))
+    return [_partition(row, by_name[row["table_name"]]) for row in rows]
 
 
-async def all_leaves(connection: Tx) -> list[Leaf]:
-    """Every leaf and leftover, without sizes and contents.  Waits for nobody's lock."""
-    return [_leaf(row) for row in await connection.fetch(queries.leaves)]
-
-
-def _leaf(row: Row) -> Leaf:
-    table = TABLES[row["table_name"]]
+def _partition(row: Row, table: PartitionedTable) -> Partition:
     span = _span_of(table, row["bounds"]) if row["bounds"] else None
-    return Leaf(table.name, row["name"], LeafState(row["state"]), bytes=0, span=span)
+    return Partition(table.name, row["name"], PartitionState(row["state"]), span, row["parent"])
 
 
-async def spans_of(connection: Tx, table: Table) -> list[Span]:
-    """The stretches of time that have a leaf."""
-    found = await all_leaves(connection)
-    return [leaf.span for leaf in found if leaf.table == table.name and leaf.span]
-
-
-def lead_seconds(found: Sequence[Leaf], *, now: datetime) -> dict[str, float]:
-    """How far ahead of the clock each partitioned table has leaves."""
-    lead = dict.fromkeys(TABLES, 0.0)
-    for leaf in found:
-        if leaf.span:
-            lead[leaf.table] = max(lead[leaf.table], (leaf.span.end - now).total_seconds())
-    return lead
-
-
-def _span_of(table: Table, bounds: str) -> Span:
-    """The stretch of time in a leaf's bounds as Postgres prints them."""
+def _span_of(table: PartitionedTable, bounds: str) -> Span:
+    """The time range in a partition's bounds as Postgres prints them."""
     found = _BOUNDS.search(bounds)
-    assert found is not None  # noqa: S101 - we have made no other leaves
-    return Span(table.moment(found["start"]), table.moment(found["end"]))
+    assert found is not None  # noqa: S101 - we create no other partitions
+    return Span(table.moment_of(found["start"]), table.moment_of(found["end"]))
+
+
+async def with_sizes(connection: Connection, found: Sequence[Partition]) -> list[Partition]:
+    """The same partitions with their bytes on disk; locked ones are marked."""
+    measured = await sizes(connection, [partition.name for partition in found])
+    return [
+        replace(one, bytes=measured[one.name] or 0, is_locked=measured[one.name] is None)
+        for one in found
+    ]
+
+
+async def sizes(connection: Connection, names: Sequence[str]) -> dict[str, int | None]:
+    """
+    The bytes of each table on disk, with indexes and TOAST; 0 if the table is gone.
+
+    None for a table under an ACCESS EXCLUSIVE lock.  The lock timeout is short, because the lock
+    holder may be waiting for us.
+    """
+    try:
+        return await _measured(connection, names)
+    except asyncpg.LockNotAvailableError:
+        return {name: await _size_unless_locked(connection, name) for name in names}
+
+
+async def _size_unless_locked(connection: Connection, name: str) -> int | None:
+    try:
+        return (await _measured(connection, [name]))[name]
+    except asyncpg.LockNotAvailableError:
+        return None
+
+
+async def _measured(connection: Connection, names: Sequence[str]) -> dict[str, int | None]:
+    """Runs in a transaction or savepoint of its own, which a lock timeout aborts."""
+    async with connection.transaction():
+        await connection.execute(queries.set_lock_timeout, _SIZE_LOCK_TIMEOUT)
+        rows = await connection.fetch(queries.sizes, names)
+    return {row["name"]: row["bytes"] for row in rows}
 
 
 async def create_ahead(
-    db: Database, table: Table, *, now: datetime, width: timedelta, lead: timedelta
+    db: Database, table: PartitionedTable, *, now: datetime, width: timedelta, lead: timedelta
 ) -> list[Span]:
-    """Create the leaves that the lead asks for; servers that do it at once take turns."""
+    """Create the partitions that the lead asks for; concurrent servers take turns."""
     async with db.transaction() as tx:
-        await tx.execute(queries.take_turns, table.name)
-        await tx.execute(queries.give_up_early)
-        wanted = rules.missing(await spans_of(tx, table), now=now, width=width, lead=lead)
+        await tx.execute(queries.lock_partition_creation, table.name)
+        # Whoever waits for a lock on the parent blocks every writer behind it.
+        await tx.execute(queries.set_lock_timeout, "2s")
+        existing = [one.span for one in await partitions_of(tx, [table]) if one.span]
+        wanted = spans.missing(existing, now=now, width=width, lead=lead)
         for span in wanted:
             await create(tx, table, span)
     return wanted
 
 
-async def create(tx: Tx, table: Table, span: Span) -> None:
-    """Build a leaf apart and attach it."""
-    parent = sql.quoted(table.name)
-    leaf = sql.quoted(f"{table.name}_{span.start:%Y%m%d_%H%M%S}")
-    await tx.execute(f"create table {leaf} (like {parent} including all) {table.options}")
+async def create(tx: Tx, table: PartitionedTable, span: Span, *, parent: str | None = None) -> str:
+    """Create a partition and attach it to the table or to one of its partitions; its name."""
+    parent = parent or table.name
+    name = f"{parent}_{span.start:%Y%m%d_%H%M%S}"
     await tx.execute(
-        f"alter table {parent} attach partition {leaf} "
-        f"for values from ('{table.key(span.start)}') to ('{table.key(span.end)}')"
+        f"create table {sql.quoted(name)} (like {sql.quoted(parent)} including all) {table.options}"
     )
+    await tx.execute(
+        f"alter table {sql.quoted(parent)} attach partition {sql.quoted(name)} "
+        f"for values from ('{table.bound_of(span.start)}') to ('{table.bound_of(span.end)}')"
+    )
+    return name
+
+
+def lead_seconds(
+    tables: Iterable[PartitionedTable], found: Sequence[Partition], *, now: datetime
+) -> dict[str, float]:
+    """How far ahead of the clock each table has partitions."""
+    lead = {table.name: 0.0 for table in tables}
+    for one in found:
+        if one.span:
+            lead[one.table] = max(lead[one.table], (one.span.end - now).total_seconds())
+    return lead
+
+
+async def seal(connection: Connection, partition: str) -> None:
+    """
+    Refuse new rows; waits for inserts in progress.  Idempotent.
+
+    Readers are not blocked, and long reads do not block it.
+    """
+    await connection.execute(
+        f"create or replace trigger sealed before insert on {sql.quoted(partition)} "
+        f"for each row execute function refuse_rows()"
+    )
+
+
+async def detach(connection: Connection, partition: Partition) -> None:
+    """Detach concurrently; can be interrupted half-way."""
+    await connection.execute(f"{_detach_statement(partition)} concurrently")
+
+
+async def finish_detaching(connection: Connection, partition: Partition) -> None:
+    """
+    Complete an interrupted detach.
+
+    FINALIZE locks the partition and then waits for every older statement.  If one of those now
+    asks for the partition, Postgres ends one of the two as a deadlock; so it is tried twice.
+    """
+    statement = f"{_detach_statement(partition)} finalize"
+    try:
+        await connection.execute(statement)
+    except asyncpg.DeadlockDetectedError:
+        await connection.execute(statement)
+
+
+def _detach_statement(partition: Partition) -> str:
+    parent = sql.quoted(partition.parent or partition.table)
+    return f"alter table {parent} detach partition {sql.quoted(partition.name)}"
+
+
+async def drop(connection: Connection, partition: str) -> int:
+    """Drop a detached partition; returns the bytes that go back to the filesystem."""
+    measured = await sizes(connection, [partition])
+    await connection.execute(f"drop table {sql.quoted(partition)}")
+    return measured[partition] or 0

@@ -1,18 +1,20 @@
 """
-The pool, transactions, and the one translation of driver errors.
+The pool, transactions, notifications, and the one translation of driver errors.
 
-A connection that was lost is replaced by the pool the next time one is asked for, so a restart of
-Postgres costs the requests in flight and nothing else.
+The pool replaces a lost connection the next time one is acquired, so a restart of Postgres costs
+the requests in flight and nothing else.
 """
 
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import asyncpg
+from asyncpg import Record as Row
 
+from restante.database import sql
 from restante.errors import (
     DatabaseFull,
     DatabaseTooOld,
@@ -25,16 +27,44 @@ from restante.errors import (
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
     from asyncpg.transaction import Transaction
+    from asyncpg.types import ServerVersion
 
-    Row: TypeAlias = asyncpg.Record
-    Tx: TypeAlias = asyncpg.Connection[Row] | PoolConnectionProxy[Row]
-else:
-    Row = asyncpg.Record
-    Tx = asyncpg.Connection
+
+class Connection(Protocol):
+    """
+    Any connection to our database.
+
+    What is executed on it is committed at once, unless a transaction is open.
+    """
+
+    async def execute(self, query: str, *args: object) -> str: ...
+    async def fetch(self, query: str, *args: object) -> "list[Row]": ...
+    async def fetchrow(self, query: str, *args: object) -> Row | None: ...
+    async def fetchval(self, query: str, *args: object) -> Any: ...
+    def transaction(self, *, readonly: bool = False) -> "Transaction": ...
+    def is_in_transaction(self) -> bool: ...
+    def is_closed(self) -> bool: ...
+    def terminate(self) -> None: ...
+    def get_server_version(self) -> "ServerVersion": ...
+    def get_settings(self) -> Any: ...
+
+
+class Tx(Connection, Protocol):
+    """
+    A connection with an open transaction.
+
+    A function that takes it relies on that: what it does is committed with everything else or not
+    at all.  Only the type checker knows the difference; at run time it is the same connection.
+    """
+
+    in_transaction: None
+
+
+queries = sql.load("restante.database")
 
 OLDEST_POSTGRES = 15
 
-# Our tables have a schema of their own, so that Restante can share a database with an application.
+# A schema of our own, so that Restante can share a database with an application.
 SCHEMA = "restante"
 
 _CLOSE_SECONDS = 1.0
@@ -47,7 +77,7 @@ _CONNECTING = (
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
     ValueError,  # a malformed database URL
-    OverflowError,  # a port that cannot be
+    OverflowError,  # a port number out of range
 )
 _LOST = (
     asyncpg.PostgresConnectionError,
@@ -55,7 +85,7 @@ _LOST = (
     asyncpg.TooManyConnectionsError,
     ConnectionError,
 )
-# What giving up a connection may raise; it is given up all the same.
+# What releasing or closing a connection may raise; the connection is gone in any case.
 _BROKEN = (
     OSError,
     TimeoutError,
@@ -64,12 +94,18 @@ _BROKEN = (
     asyncpg.InternalClientError,
 )
 
-_FROM_THE_DRIVER = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+_FROM_THE_DRIVER = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    *_LOST,
+    TimeoutError,
+)
 _CLOSED = "The connection to the database was closed."
 
-# The driver uses one error for losses and for mistakes of ours, and tells them apart in words.  A
-# connection that is lost while it is borrowed goes back to its pool at once.
-_WORDS_FOR_A_LOSS = ("closed", "closing", "released back to the pool")
+# The driver raises InterfaceError for lost connections and for programming errors; only the text
+# tells them apart.  A connection that is lost while acquired is released to the pool at once.
+_CONNECTION_LOST_TEXTS = ("closed", "closing", "released back to the pool")
 
 
 class Database:
@@ -92,7 +128,7 @@ class Database:
         options = connection_options(statement_timeout_seconds)
         with unreachable_translated():
             pool = await asyncpg.create_pool(
-                dsn, min_size=1, max_size=pool_size, reset=_leave_as_it_is, **options
+                dsn, min_size=1, max_size=pool_size, reset=_no_reset, **options
             )
         database = cls(pool, acquire_timeout_seconds)
         async with database.connection() as connection:
@@ -100,7 +136,7 @@ class Database:
         return database
 
     async def close(self) -> None:
-        """Close the connections, by force if a query does not end soon."""
+        """Close all connections; terminate those with a query that does not end soon."""
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._pool.close()
@@ -108,8 +144,8 @@ class Database:
             self._pool.terminate()
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Tx]:
-        """Borrow a connection outside of a transaction."""
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Acquire a connection without a transaction."""
         try:
             connection = await self._pool.acquire(timeout=self._acquire_timeout_seconds)
         except TimeoutError as error:
@@ -119,52 +155,65 @@ class Database:
         except _CONNECTING as error:
             raise DatabaseUnavailable(f"The database does not answer: {reason(error)}.") from error
         try:
-            with translated():
-                yield connection
+            yield connection
+        except _FROM_THE_DRIVER as error:
+            raise _translation(error) or error from error
         finally:
-            await self._release(connection)
+            # The pool terminates a connection that cannot be released in time.
+            with suppress(*_BROKEN):
+                await self._pool.release(connection, timeout=_CLOSE_SECONDS)
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[Tx]:
+    async def session(self) -> AsyncIterator[Connection]:
         """
-        Borrow a connection whose session may be changed: locks, time-outs.
+        Acquire a connection whose session state may change: advisory locks, timeouts.
 
-        It goes back as it came; if that cannot be made sure of, it is ended.
+        The session is reset before the connection goes back to the pool; a connection that cannot
+        be reset is terminated.
         """
         async with self.connection() as connection:
             try:
                 yield connection
-                await connection.reset()
+                await cast("PoolConnectionProxy[Row]", connection).reset()
             except BaseException:
                 with suppress(asyncpg.InterfaceError):
                     connection.terminate()
                 raise
 
-    async def _release(self, connection: "PoolConnectionProxy[Row]") -> None:
-        """Give it back; one that cannot be made clean in time is ended by the pool itself."""
-        with suppress(*_BROKEN):
-            await self._pool.release(connection, timeout=_CLOSE_SECONDS)
-
     @asynccontextmanager
     async def transaction(self, *, readonly: bool = False) -> AsyncIterator[Tx]:
-        """Borrow a connection with a transaction on it: all of it is committed, or none."""
+        """Acquire a connection and run a transaction on it; an exception rolls it back."""
+        async with (
+            self.connection() as connection,
+            transaction(connection, readonly=readonly) as tx,
+        ):
+            yield tx
+
+    async def notify(self, channel: str, payload: str) -> None:
+        """Send a notification.  Nobody waits for it, so its commit is not synced."""
         async with self.connection() as connection:
-            transaction = connection.transaction(readonly=readonly)
-            await transaction.start()
-            try:
-                yield connection
-            except BaseException:
-                await roll_back(connection, transaction)
-                raise
-            await transaction.commit()
+            await connection.execute(queries.notify, channel, payload)
 
 
-async def roll_back(connection: Tx, transaction: "Transaction") -> None:
+@asynccontextmanager
+async def transaction(connection: Connection, *, readonly: bool = False) -> AsyncIterator[Tx]:
+    """Run a transaction on a connection: an exception, cancellation included, rolls it back."""
+    transaction = connection.transaction(readonly=readonly)
+    await transaction.start()
+    try:
+        yield cast("Tx", connection)
+    except BaseException:
+        await _roll_back(connection, transaction)
+        raise
+    await transaction.commit()
+
+
+async def _roll_back(connection: Connection, transaction: "Transaction") -> None:
     """
-    Take the transaction back, or end its connection, which comes to the same.
+    Roll back, or terminate the connection, which has the same effect.
 
-    A request to cancel can reach Postgres before the statement that it is for; the rollback would
-    then wait for as long as that statement may run, and its caller is gone already.
+    A cancel request can reach Postgres before the statement it is meant for.  The rollback would
+    then wait until that statement ends, although its caller is gone.
     """
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
@@ -174,40 +223,43 @@ async def roll_back(connection: Tx, transaction: "Transaction") -> None:
             connection.terminate()
 
 
-async def _leave_as_it_is(_connection: object) -> None:
+async def _no_reset(_connection: object) -> None:
     """
-    Save the round trip that would reset a session each time it is given back.
+    Skip the round trip that would reset the session on every release.
 
-    The driver has rolled back an open transaction by now.  Whoever sets more borrows a `session`.
+    The driver has rolled back an open transaction by now.  Code that changes the session acquires
+    the connection with `session`.
     """
 
 
 def connection_options(statement_timeout_seconds: float) -> dict[str, Any]:
-    """How every connection of ours is set up, pooled or not."""
+    """The options of every connection, pooled or not."""
     milliseconds = str(round(statement_timeout_seconds * 1000))
     return {
-        "command_timeout": statement_timeout_seconds + 5,  # for a server that no longer answers
+        "command_timeout": statement_timeout_seconds + 5,  # when the server no longer answers
         "timeout": 10,
         "server_settings": {
             "application_name": "restante",
             "search_path": SCHEMA,
             "statement_timeout": milliseconds,
-            # The statement of a process that was killed lets go of its locks soon.
+            # A killed process's statement is cancelled, and its locks are released, within 2 s.
             "client_connection_check_interval": "2000",
             "idle_in_transaction_session_timeout": milliseconds,
-            # How the catalogue writes the bounds of leaves, whatever the database's own habits.
+            # Partition bounds are parsed from the catalogue, so their format must be fixed.
             "timezone": "UTC",
             "datestyle": "ISO",
-            # What we confirm is on disk, whatever the database does for others; the statements that
-            # nobody waits for say so themselves.
+            # What we confirm is on disk, whatever the database's default.  Statements that nobody
+            # waits for turn it off themselves.
             "synchronous_commit": "on",
         },
     }
 
 
 @asynccontextmanager
-async def dedicated(dsn: str, *, statement_timeout_seconds: float) -> AsyncIterator[Tx]:
-    """A connection of one's own, for locks that must live and die with it."""
+async def dedicated(
+    dsn: str, *, statement_timeout_seconds: float
+) -> "AsyncIterator[asyncpg.Connection[Row]]":
+    """A connection outside of the pool, for session-level locks and LISTEN."""
     options = connection_options(statement_timeout_seconds)
     with unreachable_translated():
         connection = await asyncpg.connect(dsn, **options)
@@ -216,13 +268,13 @@ async def dedicated(dsn: str, *, statement_timeout_seconds: float) -> AsyncItera
         with translated():
             yield connection
     finally:
-        # A close that does not end in time or fails has cut the connection all the same.
+        # A close that fails or times out has closed the socket anyway.
         with suppress(*_BROKEN):
             await connection.close(timeout=_CLOSE_SECONDS)
 
 
-def check_version(connection: Tx) -> None:
-    """Refuse a Postgres that does not know the SQL we speak."""
+def check_version(connection: Connection) -> None:
+    """Raise DatabaseTooOld for a Postgres that does not know the SQL we use."""
     if connection.get_server_version().major < OLDEST_POSTGRES:
         version = connection.get_settings().server_version.split()[0]
         raise DatabaseTooOld(
@@ -232,7 +284,7 @@ def check_version(connection: Tx) -> None:
 
 @contextmanager
 def unreachable_translated() -> Iterator[None]:
-    """Turn every way a first connection can fail into one sentence, without the password."""
+    """Turn every failure to connect into one sentence, without the password."""
     try:
         yield
     except _CONNECTING as error:
@@ -243,23 +295,23 @@ def unreachable_translated() -> Iterator[None]:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate what the driver raises; everything else passes through untouched."""
+    """Translate what the driver raises; other exceptions pass unchanged."""
     try:
         yield
-    except (*_FROM_THE_DRIVER, *_LOST, TimeoutError) as error:
-        fact = _fact(error)
-        if fact is None:
+    except _FROM_THE_DRIVER as error:
+        known = _translation(error)
+        if known is None:
             raise
-        raise fact from error
+        raise known from error
 
 
-def _fact(error: BaseException) -> RestanteError | None:
-    """What has happened, in our words; None for a mistake of ours."""
+def _translation(error: BaseException) -> RestanteError | None:
+    """The error as one of ours; None if it is a bug."""
     match error:
         case asyncpg.QueryCanceledError() | TimeoutError():
             return StatementTimedOut(f"The database took too long: {reason(error)}.")
         case _ if _means_busy(error):
-            return TableBusy(f"Somebody is in the way; try again: {reason(error)}.")
+            return TableBusy(f"Another session holds a lock; try again: {reason(error)}.")
         case asyncpg.DiskFullError() | asyncpg.OutOfMemoryError():
             return DatabaseFull("The database has no space left; nothing was stored.")
         case _ if isinstance(error, _LOST):
@@ -271,7 +323,7 @@ def _fact(error: BaseException) -> RestanteError | None:
 
 
 def _means_busy(error: BaseException) -> bool:
-    """A lock that was not to be had, or a leaf that was closed between two statements."""
+    """A lock timeout, a deadlock, or a partition that was sealed between two statements."""
     if isinstance(error, asyncpg.CheckViolationError):
         return "no partition" in str(error) or '"sealed"' in str(error)
     return isinstance(error, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError)
@@ -279,35 +331,37 @@ def _means_busy(error: BaseException) -> bool:
 
 def _means_closed(error: BaseException) -> bool:
     if isinstance(error, asyncpg.InternalClientError):
-        # The driver trips over the farewell of a Postgres that ends between two statements.
+        # Postgres closes the connection while shutting down, and the driver misreads it.
         return True
-    words = str(error)
-    return isinstance(error, asyncpg.InterfaceError) and any(w in words for w in _WORDS_FOR_A_LOSS)
+    text = str(error)
+    return isinstance(error, asyncpg.InterfaceError) and any(
+        part in text for part in _CONNECTION_LOST_TEXTS
+    )
 
 
 def reason(error: BaseException) -> str:
-    """The driver's words as part of a sentence."""
-    words = str(error).strip().splitlines()
-    return words[0].rstrip(".") if words else type(error).__name__
+    """The first line of the driver's message, to be part of a sentence."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 class Listener:
-    """Hears notices on a connection of its own."""
+    """Receives notifications on a connection of its own."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
 
     @asynccontextmanager
     async def listening(
-        self, channel: str, heard: Callable[[str], None]
+        self, channel: str, on_payload: Callable[[str], None]
     ) -> AsyncIterator[asyncio.Event]:
-        """Call `heard` with each payload; the event is set when the connection is lost."""
+        """Call `on_payload` for each notification; the event is set when the connection is lost."""
         lost = asyncio.Event()
 
-        def on_notice(_connection: object, _pid: int, _channel: str, payload: object) -> None:
-            heard(str(payload))
+        def on_notification(_connection: object, _pid: int, _channel: str, payload: object) -> None:
+            on_payload(str(payload))
 
         async with dedicated(self._dsn, statement_timeout_seconds=30) as connection:
             connection.add_termination_listener(lambda _: lost.set())
-            await connection.add_listener(channel, on_notice)
+            await connection.add_listener(channel, on_notification)
             yield lost

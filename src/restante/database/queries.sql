@@ -5,7 +5,7 @@ select to_regnamespace('restante') is not null;
 create schema restante;
 
 -- name: prepare
--- The migrations' own memory.  It comes before the first of them, so it cannot be one itself.
+-- Where migrations are recorded.  Created before the first of them, so it cannot be one itself.
 create table if not exists schema_migrations (
     number     integer     not null primary key,
     name       text        not null,
@@ -34,7 +34,7 @@ insert into schema_migrations (number, name, checksum) values ($1, $2, $3);
 update schema_compatibility set oldest_code = greatest(oldest_code, $1);
 
 -- name: invalid_indexes
--- What an interrupted `create index concurrently` leaves behind, unless it is still at work.
+-- Left over by an interrupted `create index concurrently`; one that is still running is not listed.
 select index.relname as name
   from pg_index
   join pg_class index on index.oid = pg_index.indexrelid
@@ -47,43 +47,61 @@ select index.relname as name
         where progress.index_relid = pg_index.indexrelid
    );
 
--- name: leaves
--- Every leaf of our tables, and every table that was one and was left over.  Sizes are asked for apart.
--- The bounds are read back from the catalogue: it, and not our arithmetic, decides where rows go.  They
--- are asked for without saying whose they are: otherwise Postgres would wait for whoever has it locked.
-select parent.relname as table_name,
-       leaf.relname as name,
-       case when not pg_inherits.inhdetachpending then pg_get_expr(leaf.relpartbound, 0) end as bounds,
+-- name: partitions
+-- Every partition of the given tables at the lowest level, and every table that was one and was left
+-- over by an interrupted pass.  The bounds come from the catalogue, which decides where rows go; they
+-- are read without naming the relation, because pg_get_expr would otherwise wait for its lock.
+with recursive tree as (
+    select relname as table_name, oid
+      from pg_class
+     where relnamespace = 'restante'::regnamespace and relname = any($1::text[])
+    union all
+    select tree.table_name, pg_inherits.inhrelid
+      from tree join pg_inherits on pg_inherits.inhparent = tree.oid
+)
+select tree.table_name,
+       parent.relname as parent,
+       partition.relname as name,
+       case when not pg_inherits.inhdetachpending then pg_get_expr(partition.relpartbound, 0) end as bounds,
        case when pg_inherits.inhdetachpending then 'detaching'
-            -- By a trigger; by a constraint in databases where an older release is at work.
+            -- By a trigger, or by a constraint where an older release is still running.
             when exists (select from pg_trigger
-                          where tgrelid = leaf.oid and tgname = 'sealed')
+                          where tgrelid = partition.oid and tgname = 'sealed')
               or exists (select from pg_constraint
-                          where conrelid = leaf.oid and conname = 'sealed') then 'sealed'
+                          where conrelid = partition.oid and conname = 'sealed') then 'sealed'
             else 'attached' end as state
-  from pg_inherits
+  from tree
+  join pg_inherits on pg_inherits.inhrelid = tree.oid
   join pg_class parent on parent.oid = pg_inherits.inhparent
-  join pg_class leaf on leaf.oid = pg_inherits.inhrelid
- where parent.oid in ('chunks'::regclass, 'feed'::regclass)
+  join pg_class partition on partition.oid = tree.oid and partition.relkind = 'r'
 union all
-select split_part(relname, '_', 1), relname, null, 'detached'
-  from pg_class
- where relnamespace = 'restante'::regnamespace
-   and relkind = 'r'
-   and not relispartition
-   and relname ~ '^(chunks|feed)_\d{8}_\d{6}$'
- order by 1, 2;
+(select distinct on (relname) root, null, relname, null, 'detached'
+   from pg_class
+   join unnest($1::text[]) as root on relname ~ ('^' || root || '(_.*)?_\d{8}_\d{6}$')
+  where relnamespace = 'restante'::regnamespace
+    and relkind = 'r'
+    and not relispartition
+  order by relname, length(root) desc)
+ order by 1, 3;
 
--- name: take_turns
--- Waited for as long as a statement may run: at a first start the one before may create hundreds.
+-- name: lock_partition_creation
+-- Waits as long as a statement may run: a first start may create hundreds of partitions.
 select pg_advisory_xact_lock(hashtextextended('restante.leaves.' || $1, 0));
 
--- name: give_up_early
--- Whoever waits for a lock on the parent holds up everyone who comes after.
-select set_config('lock_timeout', '2s', true);
+-- name: set_lock_timeout
+-- For this transaction only.
+select set_config('lock_timeout', $1, true);
+
+-- name: sizes
+-- Bytes on disk with indexes and TOAST.  Waits for an ACCESS EXCLUSIVE lock on any of them.
+select name, coalesce(pg_total_relation_size(to_regclass(quote_ident(name))), 0) as bytes
+  from unnest($1::text[]) as name;
 
 -- name: try_lock
 select pg_try_advisory_lock(hashtextextended('restante.' || $1, 0));
 
 -- name: unlock
 select pg_advisory_unlock(hashtextextended('restante.' || $1, 0));
+
+-- name: notify
+select pg_notify($1, $2) from (select set_config('synchronous_commit', 'off', true)) as unsynced;

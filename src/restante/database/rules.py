@@ -2,8 +2,8 @@
 Which migrations are due, and whether this code may run on this database.
 
 Two releases run side by side during an upgrade.  `pre` files only add, so the older release keeps
-working after them; `post` files take away what it needed, and say so with `oldest code`.  A release
-is identified by the number of the newest migration it knows: its level.
+working after them.  `post` files remove what it needed, and say so with `oldest code`.  The level
+of a release is the number of the newest migration it knows.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ _NO_TRANSACTION = re.compile(r"^-- transaction: none\b", re.MULTILINE)
 class Phase(StrEnum):
     """When a migration may run."""
 
-    PRE = "pre"  # before the new code starts; the old code does not notice
-    POST = "post"  # after the last old process has ended
+    PRE = "pre"  # before the new code starts; the old code keeps working
+    POST = "post"  # after the last old process has stopped
 
 
 BOTH_PHASES = frozenset(Phase)
@@ -31,7 +31,7 @@ BOTH_PHASES = frozenset(Phase)
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file of SQL that moves the schema on."""
+    """One file of SQL that changes the schema."""
 
     number: int
     phase: Phase
@@ -47,7 +47,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the database remembers of a migration that ran."""
+    """What the database has recorded of a migration that ran."""
 
     number: int
     name: str
@@ -55,18 +55,18 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SchemaState:
     """What the database has recorded: the migrations that ran, and the oldest level it serves."""
 
     applied: Mapping[int, Record]
     oldest_code: int
 
 
-EMPTY = Standing(applied={}, oldest_code=0)
+EMPTY = SchemaState(applied={}, oldest_code=0)
 
 
 def parse(file_name: str, text: str) -> Migration:
-    """Read a migration file; its name and its comment lines carry what the runner must know."""
+    """Parse a migration file: its name, and the directives in its comments."""
     match = _FILE_NAME.fullmatch(file_name)
     if match is None:
         raise MigrationFailed(f"{file_name} is not named like 0001_pre_what_it_does.sql.")
@@ -88,36 +88,36 @@ def level(migrations: Sequence[Migration]) -> int:
 
 
 def due(
-    migrations: Sequence[Migration], standing: Standing, phases: Collection[Phase]
+    migrations: Sequence[Migration], state: SchemaState, phases: Collection[Phase]
 ) -> list[Migration]:
     """
     The migrations to run now, in order.
 
     An empty database gets all of them: no older release can be running on it.
     """
-    wanted = phases if standing.applied else BOTH_PHASES
+    wanted = phases if state.applied else BOTH_PHASES
     return sorted(
-        (m for m in migrations if m.number not in standing.applied and m.phase in wanted),
+        (m for m in migrations if m.number not in state.applied and m.phase in wanted),
         key=lambda m: m.number,
     )
 
 
-def check_compatible(migrations: Sequence[Migration], standing: Standing) -> None:
+def check_compatible(migrations: Sequence[Migration], state: SchemaState) -> None:
     """
     Refuse to run on a database that no longer serves this release.
 
-    Migrations that only a newer release knows are no obstacle by themselves: the database says
+    Migrations that only a newer release knows do not matter by themselves: the database records
     which releases it still serves.  Raises CodeTooOld, or MigrationFailed when a file that already
     ran has been edited since.
     """
-    if level(migrations) < standing.oldest_code:
+    if level(migrations) < state.oldest_code:
         raise CodeTooOld(
             f"A newer Restante has migrated this database: it serves schema level "
-            f"{standing.oldest_code} and above, and this release is at level {level(migrations)}. "
+            f"{state.oldest_code} and above, and this release is at level {level(migrations)}. "
             f"Install the newer release, or restore the backup made before the upgrade."
         )
     for migration in migrations:
-        record = standing.applied.get(migration.number)
+        record = state.applied.get(migration.number)
         if record is not None and record.checksum != migration.checksum:
             raise MigrationFailed(
                 f"Migration {migration} has run in this database with other contents. Files that "

@@ -1,8 +1,8 @@
 """
-Which leaves a partitioned table needs next.
+Which partitions a table needs next.
 
-Leaves are created ahead of the clock; rows that find none would be refused.  The catalogue says
-which exist, so a change of the width takes effect where none is yet, and ranges never overlap.
+Partitions are created ahead of the clock, because an insert that finds none is refused.  The
+catalogue says which exist: a new width applies where there is none yet, and ranges never overlap.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from datetime import UTC, datetime, timedelta
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The stretch of time that one leaf covers: from its start up to, not including, its end."""
+    """The time range of one partition: the start is included, the end is not."""
 
     start: datetime
     end: datetime
 
 
 def floor(moment: datetime, width: timedelta) -> datetime:
-    """The start of the stretch of this width that holds the moment."""
+    """The start of the range of this width that contains the moment."""
     seconds, step = int(moment.timestamp()), int(width.total_seconds())
     return datetime.fromtimestamp(seconds - seconds % step, UTC)
 
@@ -27,9 +27,9 @@ def floor(moment: datetime, width: timedelta) -> datetime:
 def missing(
     existing: Sequence[Span], *, now: datetime, width: timedelta, lead: timedelta
 ) -> list[Span]:
-    """The leaves to create so that every moment from now to the end of the lead has one."""
-    over = (span.end for span in existing if span.end <= now)
-    start, spans = max([floor(now, width), *over]), list[Span]()
+    """The partitions to create so that every moment from now to the end of the lead has one."""
+    past_ends = (span.end for span in existing if span.end <= now)
+    start, spans = max([floor(now, width), *past_ends]), list[Span]()
     while start <= now + lead:
         taken = next((span for span in existing if span.start <= start < span.end), None)
         if taken:

@@ -1,36 +1,40 @@
-"""A file on its way out: its headers, and a body that stops when its reader does."""
+"""The HTTP response that streams a file or a range of it."""
 
-import asyncio
 import base64
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 import structlog
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from restante.delivery.fetch import Delivery
+from restante.database.pool import Database
+from restante.delivery import fetch
+from restante.delivery.blobs import Blobs
 from restante.delivery.ranges import ByteRange
 from restante.delivery.rules import UNKNOWN_TYPE, Upload
 from restante.errors import RestanteError
+from restante.http.disconnect import disconnected, while_connected
 
 log = structlog.get_logger()
 
 
 def entity_tag(upload: Upload) -> str:
-    """The file's contents never change, so their hash names them."""
+    """A file's contents never change, so their hash identifies them."""
     return f'"{upload.sha256.hex()}"'
 
 
 def disposition(name: str) -> str:
-    """An attachment whose name no header can be split with."""
-    printable = "".join(character for character in name if character.isprintable())
-    escaped = printable.replace("\\", "\\\\").replace('"', '\\"')
+    """The Content-Disposition of an attachment; no name can break the header."""
+    clean = "".join(character for character in name if character.isprintable())
+    escaped = clean.replace("\\", "\\\\").replace('"', '\\"')
     fallback = escaped.encode("ascii", "replace").decode()
-    return f"attachment; filename=\"{fallback}\"; filename*=UTF-8''{quote(printable, safe='')}"
+    return f"attachment; filename=\"{fallback}\"; filename*=UTF-8''{quote(clean, safe='')}"
 
 
 def file_headers(upload: Upload) -> dict[str, str]:
-    """What is said of a file whether its bytes follow or not."""
+    """The headers of every answer about a file, with or without its bytes."""
     digest = base64.b64encode(upload.sha256).decode()
     return {
         "ETag": entity_tag(upload),
@@ -46,16 +50,17 @@ class Download(Response):
     """
     Streams a file or a range of it.
 
-    After a disconnect a bare `send` succeeds silently, so the reader is watched: when it goes away,
-    reading stops at once.  If the bytes end early the connection is broken off, because a short
-    body must not pass for a whole one.
+    Reading stops at once when the client goes away.  If the bytes end early, the connection is
+    closed, because a short body must not look complete.
     """
 
-    def __init__(self, delivery: Delivery, upload: Upload, wanted: ByteRange | None) -> None:
-        whole = ByteRange(0, upload.size - 1)
-        self._delivery = delivery
+    def __init__(
+        self, db: Database, blobs: Blobs, upload: Upload, wanted: ByteRange | None
+    ) -> None:
+        self._db = db
+        self._blobs = blobs
         self._upload = upload
-        self._range = wanted or whole
+        self._range = wanted or ByteRange(0, upload.size - 1)
         self._is_sent = False
         headers = file_headers(upload)
         headers["Content-Type"] = upload.mimetype or UNKNOWN_TYPE
@@ -69,17 +74,14 @@ class Download(Response):
             await self._send_head(send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        sending = asyncio.create_task(self._send_body(send))
-        leaving = asyncio.create_task(until_gone(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            # The end of an answer reads as a disconnect too; what follows it is still to be done.
-            if self._is_sent or sending.done():
-                await sending
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await while_connected(self._send_body(send), disconnected(receive))
+        except ClientDisconnect:
+            # The end of an answer looks like a disconnect too.
+            if not self._is_sent:
+                return
+        if self._is_sent and self._range.last == self._upload.size - 1:
+            await fetch.mark_fetched(self._db, self._upload, now=datetime.now(UTC))
 
     async def _send_head(self, send: Send) -> None:
         await send(
@@ -87,28 +89,25 @@ class Download(Response):
         )
 
     async def _send_body(self, send: Send) -> None:
-        """The head goes out with the first bytes; until then it may become a refusal."""
-        begun = False
+        """The head is sent with the first bytes; until then an error can become an answer."""
+        has_begun = False
         try:
-            async for piece in self._delivery.read(
-                self._upload, self._range.first, self._range.last
+            async for piece in fetch.read(
+                self._db,
+                self._blobs,
+                self._upload,
+                self._range.first,
+                self._range.last,
+                now=datetime.now(UTC),
             ):
-                if not begun:
+                if not has_begun:
                     await self._send_head(send)
-                    begun = True
+                    has_begun = True
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except RestanteError as error:
-            if not begun:
+            if not has_begun:
                 raise
             log.warning("fetch_broken_off", file=str(self._upload.file_id), reason=str(error))
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         self._is_sent = True
-        if self._range.last == self._upload.size - 1:
-            await self._delivery.mark_fetched(self._upload)
-
-
-async def until_gone(receive: Receive) -> None:
-    """Return when the client has gone away; what it still sends is read over."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

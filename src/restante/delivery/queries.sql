@@ -1,6 +1,6 @@
 -- name: put_chunks
--- Invisible so far: nothing points at these bytes.  The commit is not waited for; the one that
--- publishes them syncs the log up to and including them.
+-- Nothing refers to these bytes yet, so the commit is not synced.  The commit that publishes them
+-- flushes the WAL up to and including them.
 insert into chunks (bucket, workspace_id, file_id, seq, bytes)
 select $1, $2, piece.file_id, piece.seq, piece.bytes
   from unnest($3::uuid[], $4::int[], $5::bytea[]) as piece (file_id, seq, bytes),
@@ -8,9 +8,9 @@ select $1, $2, piece.file_id, piece.seq, piece.bytes
 
 -- name: publish
 -- All or nothing: the counter, the files, their feed rows, the last bytes and the remembered answer
--- are one statement, so a small request is one round trip.  No row comes back, and nothing is
--- stored, when there is no room or when the key was used before.  (A key that is new and has no room
--- would be remembered all the same: whoever sends a key wraps this in a transaction.)
+-- are one statement, so a small request is one round trip.  It returns no row, and stores nothing,
+-- when there is no room or when the key was used before.  (A new key for which there is no room would
+-- be remembered anyway; the caller wraps a request with a key in a transaction.)
 with remembered as (
     insert into answers (workspace_id, idempotency_key, fingerprint, answer, expires_at)
     select $1, $2, $3, $4, $5 where $2::text is not null
@@ -56,20 +56,32 @@ with remembered as (
 )
 select last_seq from room;
 
+-- name: current_search_path
+select current_setting('search_path');
+
+-- name: enter_schema
+select set_config('search_path', $1, true),
+       set_config('synchronous_commit',
+                  case current_setting('synchronous_commit')
+                       when 'off' then 'on' else current_setting('synchronous_commit') end, true);
+
+-- name: leave_schema
+select set_config('search_path', $1, true);
+
 -- name: remembered_answer
 select fingerprint, answer from answers
  where workspace_id = $1 and idempotency_key = $2 and expires_at > $3;
 
 -- name: get_upload
--- Absent, acknowledged, expired and somebody else's are one answer.
+-- Absent, acknowledged, expired and another workspace's give the same answer.
 select workspace_id, file_id, bucket, name, mimetype, size, sha256,
        created_at, fetched_at, acked_at, expires_at
   from uploads
  where workspace_id = $1 and file_id = $2 and acked_at is null and expires_at > $3;
 
--- name: waiting_uploads
-select workspace_id, file_id, bucket, name, mimetype, size, sha256,
-       created_at, fetched_at, acked_at, expires_at
+-- name: unacked_uploads
+select file_id, name, mimetype as mime_type, size, encode(sha256, 'hex') as sha256,
+       created_at, fetched_at, expires_at
   from uploads
  where workspace_id = $1 and acked_at is null and expires_at > $2
    and (created_at, file_id) > ($3, $4)
@@ -77,7 +89,7 @@ select workspace_id, file_id, bucket, name, mimetype, size, sha256,
  limit $5;
 
 -- name: created_at
--- In any state: a reader of the list may have acknowledged the file that its page ended with.
+-- In any state: the last file of the previous page may have been acknowledged since.
 select created_at from uploads where workspace_id = $1 and file_id = $2;
 
 -- name: read_chunks
@@ -86,39 +98,39 @@ select seq, bytes from chunks
  order by seq;
 
 -- name: mark_fetched
--- Best effort, so its commit is not waited for.
+-- Best effort, so the commit is not synced.
 update uploads set fetched_at = $3
   from (select set_config('synchronous_commit', 'off', true)) as unsynced
  where workspace_id = $1 and file_id = $2 and acked_at is null and expires_at > $3;
 
--- name: find_upload
--- In any state but expired: whether there is something to acknowledge.
-select true from uploads
- where workspace_id = $1 and file_id = $2 and (acked_at is not null or expires_at > $3);
-
 -- name: acknowledge
 -- One statement, so that a retry cannot fall between a check and a write.  The first time stays; only
--- the first gives the room back.
-with before as (
-    select acked_at, name, size from uploads
+-- the first acknowledgement frees the room.  `seen` reads the statement's snapshot and `locked` waits
+-- for a concurrent delete: a row that is in the first and not in the second was swept meanwhile.
+with seen as (
+    select name, size from uploads
+     where workspace_id = $1 and file_id = $2 and (acked_at is not null or expires_at > $3)
+), locked as (
+    select acked_at from uploads
      where workspace_id = $1 and file_id = $2 and (acked_at is not null or expires_at > $3)
        for update
 ), acked as (
     update uploads set acked_at = $3
-      from before
-     where workspace_id = $1 and file_id = $2 and before.acked_at is null
+      from locked
+     where workspace_id = $1 and file_id = $2 and locked.acked_at is null
     returning uploads.size
-), given_back as (
+), freed as (
     update feeds
        set waiting_bytes = waiting_bytes - acked.size, waiting_files = waiting_files - 1
       from acked
      where workspace_id = $1
 )
-select exists (select from acked) as first_time, name, size from before;
+select exists (select from acked) as is_first, not exists (select from locked) as is_gone, name, size
+  from seen;
 
 -- name: reopen
--- A workspace that acknowledged a file and then lost it: the file waits again, takes its room again,
--- and is announced again, so that whoever follows the feed fetches it.
+-- For a workspace that acknowledged a file and then lost it: the file can be fetched again, counts in
+-- the quota again, and is announced again.
 with reopened as (
     update uploads
        set acked_at = null, fetched_at = null, expires_at = greatest(expires_at, $4)
@@ -148,8 +160,8 @@ select workspace_id, file_id, bucket, name, mimetype, size, sha256,
  where workspace_id = $1 and file_id = $2 and acked_at is not null;
 
 -- name: expire
--- Whoever holds the row is waited for, so an acknowledgement comes before or after this.  Its room is
--- given back by the sweep, as for every upload that expires.
+-- Waits for a lock on the row, so an acknowledgement comes before or after this.  The sweep frees its
+-- room, as for every upload that expires.
 with before as (
     select acked_at, expires_at, name, size from uploads
      where workspace_id = $1 and file_id = $2
@@ -161,22 +173,22 @@ with before as (
        and before.acked_at is null and before.expires_at > $3
     returning true
 )
-select exists (select from expired) as first_time, acked_at, least(expires_at, $3) as expired_at,
+select exists (select from expired) as is_first, acked_at, least(expires_at, $3) as expired_at,
        name, size
   from before;
 
--- name: standing
+-- name: uploads_in_any_state
 -- For the operator, who asks seldom: an index that begins with the file would cost every upload, and
--- without one the million uploads that may wait are looked through in half a second.
-select workspace_id, file_id, bucket, name, mimetype, size, sha256,
-       created_at, fetched_at, acked_at, expires_at, state
+-- without one the million uploads that a server may hold are scanned in half a second.
+select workspace_id, file_id, bucket, name, mimetype as mime_type, size, encode(sha256, 'hex') as sha256,
+       created_at, fetched_at, acked_at, expires_at, state, acked_at + $8::interval as reopenable_until
   from (select *,
                case when acked_at is not null then 'acked'
                     when expires_at <= $1 then 'expired'
                     when fetched_at is not null then 'fetched'
-                    else 'waiting'
+                    else 'never_fetched'
                end as state
-          from uploads) as standing
+          from uploads) as in_any_state
  where ($2::uuid is null or workspace_id = $2)
    and ($3::uuid is null or file_id = $3)
    and ($4::text is null or state = $4)
@@ -184,15 +196,15 @@ select workspace_id, file_id, bucket, name, mimetype, size, sha256,
  order by created_at, file_id
  limit $7;
 
--- name: leaf_of
--- Where the first of its bytes are; none if they are gone.
+-- name: partition_of
+-- Where its first chunk is; no row if the bytes are gone.
 select tableoid::regclass::text from chunks
  where bucket = $1 and workspace_id = $2 and file_id = $3 and seq = 0;
 
--- name: sweep
--- Bounded: a backlog of millions must not hold locks for minutes.  A row that somebody holds is left
--- for the next pass, and so are the expired files of a workspace whose counters somebody holds: they
--- could not give their room back.  Nothing is waited for, so two sweepers cannot wait for each other.
+-- name: delete_due
+-- Bounded: a backlog of millions must not hold locks for minutes.  Locked rows are left for the next
+-- pass, and so are the expired files of a workspace whose counters are locked, because their room
+-- could not be freed.  It waits for no lock, so two sweepers cannot deadlock.
 with acknowledged as (
     select workspace_id, file_id from uploads
      where acked_at is not null and acked_at < $1
@@ -213,21 +225,21 @@ with acknowledged as (
     delete from uploads using due
      where uploads.workspace_id = due.workspace_id and uploads.file_id = due.file_id
     returning uploads.workspace_id, uploads.size, uploads.acked_at is not null as was_acked
-), unclaimed as (
+), unacked as (
     select workspace_id, sum(size) as bytes, count(*) as files
       from gone where not was_acked group by workspace_id
-), given_back as (
+), freed as (
     update feeds
-       set waiting_bytes = waiting_bytes - unclaimed.bytes,
-           waiting_files = waiting_files - unclaimed.files
-      from unclaimed
-     where feeds.workspace_id = unclaimed.workspace_id
+       set waiting_bytes = waiting_bytes - unacked.bytes,
+           waiting_files = waiting_files - unacked.files
+      from unacked
+     where feeds.workspace_id = unacked.workspace_id
 )
 select count(*) filter (where was_acked) as acked, count(*) filter (where not was_acked) as expired
   from gone;
 
 -- name: reserve
--- Nothing is visible yet, so the commit is not waited for.  No row comes back when there is no room.
+-- Nothing is visible yet, so the commit is not synced.  Returns no row when there is no room.
 with room as (
     update feeds
        set reserved_bytes = reserved_bytes + $3, reserved_files = reserved_files + $4
@@ -253,15 +265,26 @@ update feeds
 -- name: expired_reservations
 select id from reservations where expires_at < $1 order by expires_at limit $2;
 
--- name: forget_answers
-delete from answers
- where (workspace_id, idempotency_key) in (
-     select workspace_id, idempotency_key from answers
-      where expires_at < $1 order by expires_at limit $2 for update skip locked
- );
+-- name: count_expired_reservations
+select count(*) from (select from reservations where expires_at < $1 limit $2) as expired;
+
+-- name: count_expired_answers
+select count(*) from (select from answers where expires_at < $1 limit $2) as expired;
+
+-- name: delete_expired_answers
+with deleted as (
+    delete from answers
+     where (workspace_id, idempotency_key) in (
+         select workspace_id, idempotency_key from answers
+          where expires_at < $1 order by expires_at limit $2 for update skip locked
+     )
+    returning true
+)
+select count(*) from deleted;
 
 -- name: usage_of_workspace
-select waiting_bytes, waiting_files, reserved_bytes, reserved_files from feeds where workspace_id = $1;
+select waiting_bytes + reserved_bytes as bytes, waiting_files + reserved_files as files
+  from feeds where workspace_id = $1;
 
 -- name: usage_of_server
 select coalesce(sum(waiting_bytes), 0)::bigint as waiting_bytes,
@@ -276,3 +299,103 @@ select expires_at from uploads
 
 -- name: server_frees_at
 select expires_at from uploads where acked_at is null order by expires_at limit 1;
+
+-- name: due_uploads
+-- Two index ranges, both empty when nothing is due; counted up to a limit, whatever the backlog.
+select (select count(*) from (select from uploads
+                               where acked_at is not null and acked_at < $1 limit $3) as few) as acked,
+       (select count(*) from (select from uploads
+                               where acked_at is null and expires_at < $2 limit $3) as few) as expired;
+
+-- name: live_in
+-- The files of each bucket that are not due, up to a limit: a bucket with more is not worth moving.
+-- With it, the workspace that has most of the bytes.
+select bucket_range.number, live.files, live.bytes, live.workspace_id, live.held_bytes, live.held_files,
+       live.since, live.until
+  from unnest($1::timestamptz[], $2::timestamptz[]) with ordinality as bucket_range (begins, ends, number),
+       lateral (
+           select sum(count(*)) over () as files, (sum(sum(size)) over ())::bigint as bytes,
+                  workspace_id, sum(size)::bigint as held_bytes, count(*) as held_files,
+                  min(created_at) as since, max(expires_at) as until
+             from (select workspace_id, size, created_at, expires_at
+                     from uploads
+                    where bucket >= bucket_range.begins and bucket < bucket_range.ends
+                      and (acked_at is null or acked_at >= $3)
+                      and (acked_at is not null or expires_at >= $4)
+                    limit $5) as few
+            group by workspace_id
+            order by held_bytes desc, workspace_id
+            limit 1
+       ) as live;
+
+-- name: arriving_in
+select bucket_range.number, count(*) as uploads
+  from unnest($1::timestamptz[], $2::timestamptz[]) with ordinality as bucket_range (begins, ends, number)
+  join reservations on bucket >= bucket_range.begins and bucket < bucket_range.ends
+ group by bucket_range.number;
+
+-- name: is_bucket_in_use
+-- Asked after the partition is sealed: from then on the answer can only change from yes to no.  A
+-- reservation counts until it is deleted, even if it has expired: until then it can be published.
+select exists (select from uploads where bucket >= $1 and bucket < $2)
+    or exists (select from reservations where bucket >= $1 and bucket < $2);
+
+-- name: files_in
+select workspace_id, file_id from uploads
+ where bucket >= $1 and bucket < $2
+ order by workspace_id, file_id
+ limit $3;
+
+-- name: move_file
+-- One commit copies the bytes and points the row at the copy: a reader finds one or the other.  A row
+-- that is locked is left for the next pass.
+with upload as (
+    select workspace_id, file_id, bucket, size from uploads
+     where workspace_id = $1 and file_id = $2 and bucket <> $3
+       for update skip locked
+), copied as (
+    insert into chunks (bucket, workspace_id, file_id, seq, bytes)
+    select $3, chunks.workspace_id, chunks.file_id, chunks.seq, chunks.bytes
+      from upload
+      join chunks on chunks.bucket = upload.bucket
+                 and chunks.workspace_id = upload.workspace_id
+                 and chunks.file_id = upload.file_id
+), moved as (
+    update uploads set bucket = $3 from upload
+     where uploads.workspace_id = upload.workspace_id and uploads.file_id = upload.file_id
+    returning uploads.size
+)
+select size from moved;
+
+-- name: upload_totals
+-- One scan of the table: totals by bucket, and by workspace for those with most unacknowledged and most
+-- unfetched bytes.  $2 has the starts of the buckets in order; what is older than the first has number 0.
+with counted as (
+    select grouping(workspace_id) = 1 as is_bucket, bucket_number, workspace_id,
+           count(*) filter (where acked_at is null and expires_at > $1 and fetched_at is null) as never_fetched,
+           count(*) filter (where acked_at is null and expires_at > $1 and fetched_at is not null) as fetched,
+           count(*) filter (where acked_at is not null) as acked,
+           count(*) filter (where acked_at is null and expires_at <= $1) as expired,
+           sum(size)::bigint as bytes,
+           coalesce(sum(size) filter (where acked_at is not null or expires_at > $1), 0)::bigint as live_bytes,
+           coalesce(sum(size) filter (where acked_at is null), 0)::bigint as waiting_bytes,
+           min(created_at) filter (where acked_at is null) as waiting_since,
+           count(*) filter (where is_silent) as silent_files,
+           coalesce(sum(size) filter (where is_silent), 0)::bigint as silent_bytes,
+           min(created_at) filter (where is_silent) as silent_since,
+           max(expires_at) filter (where is_silent) as silent_until
+      from (select *, width_bucket(bucket, $2::timestamptz[]) as bucket_number,
+                   -- Nobody has fetched it for an hour.
+                   acked_at is null and fetched_at is null
+                       and created_at < $1::timestamptz - interval '1 hour' as is_silent
+              from uploads) as each
+     group by grouping sets ((workspace_id), (bucket_number))
+), placed as (
+    select *,
+           row_number() over (partition by is_bucket order by waiting_bytes desc, workspace_id) as place,
+           row_number() over (partition by is_bucket order by silent_bytes desc, workspace_id) as silent_place
+      from counted
+)
+select * from placed
+ where is_bucket or place <= $3 or (silent_place <= $4 and silent_files > 0)
+ order by place;

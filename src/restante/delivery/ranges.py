@@ -1,4 +1,4 @@
-"""Byte ranges and entity tags, as HTTP understands them."""
+"""Byte ranges and entity tags of HTTP."""
 
 import re
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ def wanted_range(header: str | None, size: int) -> ByteRange | None:
     """
     The one range a client asks for, or None for the whole file.
 
-    What we do not understand, several ranges at once included, asks for the whole file, as the
-    standard has it.  Raises RangeNotSatisfiable for a range that begins after the end.
+    A range that cannot be parsed, or several at once, counts as none, as RFC 9110 allows.  Raises
+    RangeNotSatisfiable for a range that begins after the end.
     """
     match = _SINGLE.fullmatch(header or "")
     if match is None or match["first"] == match["last"] == "":
@@ -44,7 +44,9 @@ def wanted_range(header: str | None, size: int) -> ByteRange | None:
 
 def _checked(found: ByteRange, size: int) -> ByteRange:
     if found.first >= size or found.length <= 0:
-        raise RangeNotSatisfiable(f"The file has {size} bytes; the range lies outside.", size=size)
+        raise RangeNotSatisfiable(
+            f"The file has {size} bytes; the range is outside of it.", size=size
+        )
     return found
 
 

@@ -1,226 +1,389 @@
-"""Files come in and are announced: all of them, or none."""
+"""
+Files come in, and are published together or not at all.
 
+A request's files are hashed and cut into chunks as they arrive.  While about 1 MiB of chunks is
+being written, the next arrives, so a transfer holds a few chunks in memory whatever its size.  A
+request that fits into that is written and published in a single statement.  A larger one first
+reserves room in the quota of its workspace.  Nothing is visible before it is published; what an
+aborted request has written is unreachable, and leaves with its bucket.
+"""
+
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from uuid import UUID, uuid4
 
 import msgspec
 import structlog
 
 from restante import wire
-from restante.database.pool import Database, Tx, roll_back
-from restante.delivery import quota_store as quotas
-from restante.delivery import quotas as quota_rules
-from restante.delivery import store as uploads
-from restante.delivery.blobs.postgres import Blobs
-from restante.delivery.capacity import Capacity
-from restante.delivery.intake import Intake, Terms
-from restante.delivery.quotas import Quota
+from restante.database.pool import Connection, Database
+from restante.delivery import rules, store
+from restante.delivery.blobs import WINDOW_CHUNKS, Blobs
 from restante.delivery.rules import (
+    CHUNK_BYTES,
+    MAX_FILE_BYTES,
+    MAX_FILES_PER_REQUEST,
+    MAX_REQUEST_BYTES,
+    NOTHING,
     Chunk,
-    NewUpload,
-    fingerprint,
-    pending_uri,
-    time_allowed,
+    IncomingFile,
+    Pace,
+    Quota,
+    Usage,
 )
-from restante.delivery.store import Answer, Publication
-from restante.errors import BadRequest, KeyReused, RestanteError, UploadTooSlow
-from restante.feed.rules import announcement
+from restante.errors import (
+    BadRequest,
+    FileTooLarge,
+    KeyReused,
+    RequestTooLarge,
+    RestanteError,
+    TooManyFiles,
+    UploadMalformed,
+    UploadTooSlow,
+)
 from restante.feed.wakeups import Wakeups
-from restante.ids import WorkspaceId
+from restante.ids import FileId, WorkspaceId
 
 log = structlog.get_logger()
 
+_WINDOW_BYTES = WINDOW_CHUNKS * CHUNK_BYTES
+
+# One counter for the whole server would be a row that every commit locks.  So the sum over all
+# workspaces is read at most this often, and each process adds what it has accepted since: alone it
+# never exceeds the server's quota, several together may by what they accept in this time.
+_USAGE_FRESH_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What the operator chose."""
+class ReceivePolicy:
+    """What the operator has set."""
 
     ttl: timedelta
     ttl_min: timedelta
     ttl_max: timedelta
     quota: Quota  # of each workspace
+    server_quota: Quota
     answers_kept: timedelta
-    grace_seconds: float
-    min_bytes_per_second: int
+    pace: Pace
+
+    def check_ttl(self, ttl: timedelta) -> None:
+        """Raise BadRequest for a TTL outside of the operator's limits."""
+        if not self.ttl_min <= ttl <= self.ttl_max:
+            raise BadRequest(
+                f"ttl_seconds is wrong: this server keeps files from "
+                f"{self.ttl_min.total_seconds():.0f} to {self.ttl_max.total_seconds():.0f} s."
+            )
 
 
-class Staging:
-    """Takes requests' files in and publishes them."""
+class Receiver:
+    """Receives files for all workspaces, within their quotas and the server's."""
 
-    def __init__(
-        self, db: Database, blobs: Blobs, capacity: Capacity, wakeups: Wakeups, policy: Policy
-    ) -> None:
-        self._db = db
-        self._blobs = blobs
-        self._capacity = capacity
+    def __init__(self, db: Database, blobs: Blobs, wakeups: Wakeups, policy: ReceivePolicy) -> None:
+        self.db = db
+        self.blobs = blobs
+        self.policy = policy
         self._wakeups = wakeups
-        self._policy = policy
+        self._in_progress: set[Incoming] = set()
+        self._server = store.ServerUsage(0, 0, 0, 0)
+        self._server_read_at = -_USAGE_FRESH_SECONDS
+        self._server_lock = asyncio.Lock()
+        self._published_since = NOTHING
 
     @asynccontextmanager
-    async def intake(
+    async def receive(
         self,
         workspace_id: WorkspaceId,
         declared_bytes: int,
         *,
-        keep: bool = True,
+        now: datetime,
         ttl: timedelta | None = None,
-    ) -> AsyncIterator[Intake]:
+        repeats_key: bool = False,
+    ) -> "AsyncIterator[Incoming]":
         """
-        Take in one request's files; unless they are published inside, nothing remains.
+        Receive one request's files; unless they are published inside, nothing remains of them.
 
-        They wait as long as the sender asks for, within the operator's bounds, or as long as usual.
+        The files of a request that repeats an idempotency key are hashed and not stored.  Raises
+        BadRequest for a TTL outside of the operator's limits, and ServerFull.
         """
-        self._check_ttl(ttl)
-        claimed_bytes = min(declared_bytes, self._policy.quota.max_bytes) if keep else 0
-        now = datetime.now(UTC)
-        async with self._capacity.claimed(claimed_bytes, 1 if keep else 0) as claim:
-            terms = Terms(
-                workspace_id,
-                quota=self._policy.quota,
-                claim=claim,
-                room_until=now + 2 * self.time_allowed(declared_bytes),
-                keep=keep,
-                ttl=ttl,
-            )
-            intake = Intake(self._db, self._blobs, terms)
-            try:
-                yield intake
-            except BaseException:
-                await intake.abandon()
-                raise
-
-    def _check_ttl(self, ttl: timedelta | None) -> None:
-        shortest, longest = self._policy.ttl_min, self._policy.ttl_max
-        if ttl is not None and not shortest <= ttl <= longest:
-            raise BadRequest(
-                f"ttl_seconds is wrong: files wait from {shortest.total_seconds():.0f} "
-                f"to {longest.total_seconds():.0f} s here."
-            )
-
-    def time_allowed(self, declared_bytes: int) -> timedelta:
-        """How long a body of this size may take to arrive."""
-        return time_allowed(
-            declared_bytes,
-            grace_seconds=self._policy.grace_seconds,
-            min_bytes_per_second=self._policy.min_bytes_per_second,
+        if ttl is not None:
+            self.policy.check_ttl(ttl)
+        incoming = Incoming(
+            self,
+            workspace_id,
+            ttl=ttl or self.policy.ttl,
+            room_until=now + 2 * rules.time_allowed(declared_bytes, self.policy.pace),
+            is_stored=not repeats_key,
         )
+        if not repeats_key:
+            incoming.claimed = Usage(min(declared_bytes, self.policy.quota.max_bytes), 1)
+            await self.check_server(incoming.claimed, now=now)
+        self._in_progress.add(incoming)
+        try:
+            yield incoming
+        except BaseException:
+            await incoming.abort()
+            raise
+        finally:
+            self._in_progress.discard(incoming)
+        await self._end(incoming)
 
-    async def publish(self, intake: Intake, *, key: str | None = None) -> bytes:
-        """
-        Make what was taken in visible, in one synced commit, and wake who waits for it.
-
-        Returns the answer for the sender.  With a key that was used before, that is the first
-        answer, and nothing is stored again.
-        """
-        publication = self._publication(intake, await intake.finish(), key)
-        async with self._db.connection() as connection:
-            publish = uploads.publish if key is None else _publish_or_roll_back
-            seq = await publish(connection, publication)
-        if seq is None:
-            await intake.abandon()
-            return await self._repeat_or_refuse(intake, key)
-        self.announce(intake)
-        return _answer(intake.workspace_id, intake.files)
-
-    async def publish_in(self, tx: Tx, intake: Intake) -> None:
-        """The same inside the caller's transaction, who calls `announce` after the commit."""
-        publication = self._publication(intake, await intake.finish(), None)
-        if await uploads.publish(tx, publication) is None:
-            raise await self._refusal(tx, intake)
-
-    def announce(self, intake: Intake) -> None:
-        """After the commit: wake, count, and log."""
-        self.wake(intake.workspace_id)
-        self._capacity.stored(sum(file.size for file in intake.files), len(intake.files))
-        for file in intake.files:
+    async def _end(self, incoming: "Incoming") -> None:
+        """After the commit: wake waiting readers, count, and log."""
+        if not incoming.is_published:
+            await incoming.abort()
+            return
+        self._wakeups.grew(incoming.workspace_id)
+        self._published_since = Usage(
+            self._published_since.bytes + incoming.total_bytes,
+            self._published_since.files + len(incoming.files),
+        )
+        for file in incoming.files:
             log.info(
                 "upload_staged",
-                workspace=str(intake.workspace_id),
+                workspace=str(incoming.workspace_id),
                 file=str(file.file_id),
                 size=file.size,
                 name=file.name,
             )
 
-    def wake(self, workspace_id: WorkspaceId) -> None:
-        """Wake who waits for this feed."""
-        self._wakeups.grew(workspace_id)
+    async def check_server(self, extra: Usage, *, now: datetime) -> None:
+        """Raise ServerFull unless the server has room for that much more."""
+        async with self._server_lock:
+            if time.monotonic() - self._server_read_at >= _USAGE_FRESH_SECONDS:
+                # What commits during the read may be counted twice for a second, never not at all.
+                self._published_since = NOTHING
+                async with self.db.connection() as connection:
+                    self._server = await store.usage_of_server(connection)
+                self._server_read_at = time.monotonic()
+        usage, quota = self._server_usage(), self.policy.server_quota
+        if not usage.fits(quota, extra):
+            async with self.db.connection() as connection:
+                frees_at = await store.server_frees_at(connection)
+            raise rules.server_full(usage, quota, frees_at, now=now)
 
-    async def is_known(self, workspace_id: WorkspaceId, key: str) -> bool:
-        """Whether a request with this key has been answered."""
-        async with self._db.connection() as connection:
-            now = datetime.now(UTC)
-            return await uploads.remembered(connection, workspace_id, key, now=now) is not None
+    def _server_usage(self) -> Usage:
+        """What the database had when it was read, and what this process has accepted since."""
+        read, since = self._server, self._published_since
+        ours = [one.claimed for one in self._in_progress]
+        reserved = [one.claimed for one in self._in_progress if one.reservation]
+        others_bytes = max(read.reserved_bytes - sum(one.bytes for one in reserved), 0)
+        others_files = max(read.reserved_files - sum(one.files for one in reserved), 0)
+        return Usage(
+            read.waiting_bytes + since.bytes + others_bytes + sum(one.bytes for one in ours),
+            read.waiting_files + since.files + others_files + sum(one.files for one in ours),
+        )
 
-    async def repeat(self, intake: Intake, key: str) -> bytes:
+
+@dataclass(slots=True, eq=False)
+class Incoming:
+    """One request's files while they arrive."""
+
+    _receiver: Receiver
+    workspace_id: WorkspaceId
+    ttl: timedelta
+    room_until: datetime
+    is_stored: bool  # False: only hashed
+    claimed: Usage = NOTHING  # room in the server's quota
+    files: list[IncomingFile] = field(default_factory=list[IncomingFile])
+    total_bytes: int = 0
+    reservation: UUID | None = None  # room in the workspace's quota, once chunks are written ahead
+    is_published: bool = False
+    open_file: IncomingFile | None = None  # the one that is arriving now
+    _bucket: datetime | None = None
+    _chunks: list[Chunk] = field(default_factory=list[Chunk])  # not written yet
+    _writing: "asyncio.Task[None] | None" = None
+
+    @property
+    def file_ids(self) -> list[FileId]:
+        return [file.file_id for file in self.files]
+
+    async def begin_file(self, name: str, mimetype: str, *, now: datetime) -> None:
+        """A new file begins; its name and type are cleaned here."""
+        count = len(self.files) + 1
+        if count > MAX_FILES_PER_REQUEST:
+            raise TooManyFiles(
+                f"A request carries at most {MAX_FILES_PER_REQUEST} files.",
+                max=MAX_FILES_PER_REQUEST,
+            )
+        if self.is_stored and count > self.claimed.files:
+            await self._receiver.check_server(Usage(0, 1), now=now)
+            self.claimed = Usage(self.claimed.bytes, count)
+        self.open_file = IncomingFile(rules.clean_name(name), rules.clean_mimetype(mimetype))
+
+    async def write(self, piece: bytes, *, now: datetime) -> None:
+        """More bytes of the open file; raises RequestTooLarge and the refusals of the quotas."""
+        file = self.open_file
+        assert file is not None  # noqa: S101 - the caller has begun one
+        file.size += len(piece)
+        self.total_bytes += len(piece)
+        if self.total_bytes > MAX_REQUEST_BYTES:
+            raise RequestTooLarge(
+                f"A request carries at most {MAX_REQUEST_BYTES} bytes of files.",
+                max=MAX_REQUEST_BYTES,
+            )
+        quota, files = self._receiver.policy.quota, len(self.files) + 1
+        if self.total_bytes > quota.max_bytes or files > quota.max_files:
+            raise rules.quota_too_small(quota, bytes=self.total_bytes, files=files)
+        # A file that is too large is counted to its end, so that the refusal can say its size.
+        if file.size <= MAX_FILE_BYTES:
+            await self._add(file.add(piece), now=now)
+
+    async def end_file(self, *, now: datetime) -> None:
+        """The open file is complete; raises if it is empty or too large."""
+        file, self.open_file = self.open_file, None
+        assert file is not None  # noqa: S101 - the caller has begun one
+        if file.size == 0:
+            raise UploadMalformed(f"The file {file.name} is empty.", filename=file.name)
+        if file.size > MAX_FILE_BYTES:
+            raise FileTooLarge(
+                f"The file {file.name} has {file.size} bytes; {MAX_FILE_BYTES} are allowed.",
+                filename=file.name,
+                size=file.size,
+                max=MAX_FILE_BYTES,
+            )
+        await self._add(file.end(), now=now)
+        self.files.append(file)
+
+    async def _add(self, chunks: Sequence[Chunk], *, now: datetime) -> None:
+        """Collect chunks, and write them as soon as they are worth a statement."""
+        if not self.is_stored:
+            return
+        for chunk in chunks:
+            self._chunks.append(chunk)
+            if sum(len(one.bytes) for one in self._chunks) >= _WINDOW_BYTES:
+                await self._write_ahead(now=now)
+
+    async def _write_ahead(self, *, now: datetime) -> None:
+        """Write the collected chunks while more arrive; one write at a time."""
+        bucket = await self._reserve(now=now)
+        if self._writing:
+            await self._writing
+        chunks, self._chunks = self._chunks, []
+        self._writing = asyncio.create_task(
+            self._receiver.blobs.put(self.workspace_id, bucket, chunks)
+        )
+
+    async def _reserve(self, *, now: datetime) -> datetime:
+        """
+        Reserve room in the workspace's quota before the first bytes are stored; their bucket.
+
+        The bucket is chosen now, not when the request began: only a reservation protects it.
+        """
+        if self.reservation and self._bucket:
+            return self._bucket
+        bucket, quota = rules.bucket_of(now), self._receiver.policy.quota
+        reservation = store.Reservation(
+            uuid4(), self.workspace_id, bucket, self.claimed, self.room_until
+        )
+        async with self._receiver.db.connection() as connection:
+            if not await store.reserve(connection, reservation, quota):
+                usage = await store.usage_of(connection, self.workspace_id)
+                frees_at = await store.workspace_frees_at(connection, self.workspace_id)
+                raise rules.workspace_full(usage, quota, frees_at, now=now)
+        self.reservation, self._bucket = reservation.id, bucket
+        return bucket
+
+    async def publish(self, *, now: datetime, key: str | None = None) -> bytes:
+        """
+        Make the files visible in one synced commit; returns the answer for the sender as JSON.
+
+        With an idempotency key that was used before, that is the first answer, and nothing is
+        stored.  Raises KeyReused, WorkspaceFull, or UploadTooSlow if the reservation has expired.
+        """
+        batch = await self._batch(now=now, key=key)
+        async with self._receiver.db.connection() as connection:
+            publish = store.publish_with_key if key else store.publish
+            self.is_published = await publish(connection, batch) is not None
+        if self.is_published:
+            return self._answer()
+        await self.abort()
+        return await self.repeated_answer(key, now=now)
+
+    async def publish_in(self, tx: Connection, *, now: datetime) -> list[FileId]:
+        """
+        Publish inside the caller's transaction: the files appear when, and only if, it commits.
+
+        The connection may be the application's own; it must have a transaction open.
+        """
+        if not tx.is_in_transaction():
+            raise BadRequest("publish_in needs a connection with an open transaction.")
+        batch = await self._batch(now=now, key=None)
+        async with store.in_our_schema(tx):
+            if await store.publish(tx, batch) is None:
+                raise await self._refusal(tx, now=now)
+        self.is_published = True
+        return self.file_ids
+
+    async def _batch(self, *, now: datetime, key: str | None) -> store.Batch:
+        """What one statement publishes; waits until earlier chunks are written."""
+        if not self.files:
+            raise UploadMalformed("The request holds no part named files.")
+        if self._writing:
+            await self._writing
+        answer = None
+        if key:
+            expires_at = now + self._receiver.policy.answers_kept
+            answer = store.Answer(
+                key, rules.fingerprint(self.files), self._answer().decode(), expires_at
+            )
+        return store.Batch(
+            workspace_id=self.workspace_id,
+            bucket=self._bucket or rules.bucket_of(now),
+            created_at=now,
+            expires_at=now + self.ttl,
+            files=self.files,
+            chunks=self._chunks,
+            quota=self._receiver.policy.quota,
+            reservation=self.reservation,
+            answer=answer,
+        )
+
+    async def repeated_answer(self, key: str | None, *, now: datetime) -> bytes:
         """The first answer to this key; raises KeyReused if it was given for other files."""
-        await intake.finish()
-        return await self._repeat_or_refuse(intake, key)
-
-    async def _repeat_or_refuse(self, intake: Intake, key: str | None) -> bytes:
-        async with self._db.connection() as connection:
-            now = datetime.now(UTC)
-            found = key and await uploads.remembered(connection, intake.workspace_id, key, now=now)
+        if not self.files:
+            raise UploadMalformed("The request holds no part named files.")
+        async with self._receiver.db.connection() as connection:
+            found = key and await store.remembered(connection, self.workspace_id, key, now=now)
             if not found:
-                raise await self._refusal(connection, intake)
+                raise await self._refusal(connection, now=now)
         first, answer = found
-        if first != fingerprint(intake.files):
-            raise KeyReused("This Idempotency-Key came before with other files; use a new one.")
+        if first != rules.fingerprint(self.files):
+            raise KeyReused("This Idempotency-Key was used before with other files; use a new one.")
         return answer.encode()
 
-    async def _refusal(self, connection: Tx, intake: Intake) -> RestanteError:
-        """Why nothing was published: there is no room, or it was no longer kept."""
-        usage = await quotas.usage_of(connection, intake.workspace_id)
-        extra_bytes, extra_files = sum(file.size for file in intake.files), len(intake.files)
-        if quota_rules.fits(
-            usage, extra_bytes=extra_bytes, extra_files=extra_files, quota=self._policy.quota
-        ):
-            return UploadTooSlow("The upload took longer than its room was kept; send it again.")
-        frees_at = await quotas.workspace_frees_at(connection, intake.workspace_id)
-        now = datetime.now(UTC)
-        return quota_rules.workspace_full(usage, self._policy.quota, frees_at, now=now)
+    async def _refusal(self, connection: Connection, *, now: datetime) -> RestanteError:
+        """Why nothing was published: there is no room, or the reservation has expired."""
+        quota = self._receiver.policy.quota
+        usage = await store.usage_of(connection, self.workspace_id)
+        if usage.fits(quota, Usage(self.total_bytes, len(self.files))):
+            return UploadTooSlow("The upload took longer than its room is reserved; send it again.")
+        frees_at = await store.workspace_frees_at(connection, self.workspace_id)
+        return rules.workspace_full(usage, quota, frees_at, now=now)
 
-    def _publication(
-        self, intake: Intake, last_chunks: Sequence[Chunk], key: str | None
-    ) -> Publication:
-        now, files = datetime.now(UTC), intake.files
-        return Publication(
-            workspace_id=intake.workspace_id,
-            bucket=intake.bucket,
-            created_at=now,
-            expires_at=now + (intake.terms.ttl or self._policy.ttl),
-            files=files,
-            announcements=[announcement(intake.workspace_id, file) for file in files],
-            last_chunks=last_chunks,
-            quota=self._policy.quota,
-            reservation=intake.reservation.id if intake.reservation else None,
-            answer=self._remember(intake, key, now) if key else None,
-        )
+    def _answer(self) -> bytes:
+        files = [
+            wire.StagedFile(
+                rules.pending_uri(self.workspace_id, file.file_id),
+                file.name,
+                file.mimetype,
+                file.size,
+            )
+            for file in self.files
+        ]
+        return msgspec.json.encode(wire.UploadAnswer(files))
 
-    def _remember(self, intake: Intake, key: str, now: datetime) -> Answer:
-        answer = _answer(intake.workspace_id, intake.files).decode()
-        return Answer(key, fingerprint(intake.files), answer, now + self._policy.answers_kept)
-
-
-async def _publish_or_roll_back(connection: Tx, publication: Publication) -> int | None:
-    """A key must not be remembered for files that found no room."""
-    transaction = connection.transaction()
-    await transaction.start()
-    try:
-        seq = await uploads.publish(connection, publication)
-    except BaseException:
-        await roll_back(connection, transaction)
-        raise
-    await (transaction.rollback() if seq is None else transaction.commit())
-    return seq
-
-
-def _answer(workspace_id: WorkspaceId, files: Sequence[NewUpload]) -> bytes:
-    staged = [
-        wire.StagedFile(
-            pending_uri(workspace_id, file.file_id), file.name, file.mimetype, file.size
-        )
-        for file in files
-    ]
-    return msgspec.json.encode(wire.UploadAnswer(staged))
+    async def abort(self) -> None:
+        """Nothing will be published: stop writing and release the reservation."""
+        if self._writing:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+        if self.reservation:
+            reservation, self.reservation = self.reservation, None
+            # The sender is told why it was aborted; what cannot be released now expires later.
+            with suppress(RestanteError):
+                async with self._receiver.db.connection() as connection:
+                    await store.release(connection, reservation)

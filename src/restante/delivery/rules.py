@@ -2,16 +2,21 @@
 What an upload is, which limits it has, and how its name and type are cleaned.
 
 The name rule serves both sides: the server cleans what a sender gave, and the workspace applies the
-same function to what the server says before it touches a disk.
+same function to what the server says before it touches its disk.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, NamedTuple
+from uuid import uuid4
 
+import msgspec
+
+from restante.errors import QuotaTooSmall, ServerFull, WorkspaceFull
 from restante.ids import FileId, WorkspaceId
 
 MIB = 1024 * 1024
@@ -20,10 +25,10 @@ MAX_REQUEST_BYTES = 50 * MIB
 MAX_FILES_PER_REQUEST = 64
 CHUNK_BYTES = 256 * 1024
 
-# What the row of a feed that announces a file has as its method.
+# The method of the feed row that announces a file.
 UPLOAD_METHOD = "chat_upload_receive"
 
-# How the name of a file begins that its workspace does not have yet.
+# The scheme of the URI of a file that its workspace has not fetched yet.
 PENDING = "platform-pending:"
 
 _MAX_NAME = 100
@@ -31,17 +36,6 @@ _MAX_EXTENSION = 16
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _MIME_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~]+")
 UNKNOWN_TYPE = "application/octet-stream"
-
-
-@dataclass(frozen=True, slots=True)
-class NewUpload:
-    """A file whose bytes have arrived and been hashed, about to be announced."""
-
-    file_id: FileId
-    name: str
-    mimetype: str
-    size: int
-    sha256: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +55,7 @@ class Upload:
     expires_at: datetime
 
 
-# The states of an upload that is there; waiting is one that was never fetched.
-State = Literal["waiting", "fetched", "acked", "expired"]
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """An upload in any state, and in which."""
-
-    upload: Upload
-    state: State
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A piece of a file, CHUNK_BYTES long unless it is the last."""
 
     file_id: FileId
@@ -82,19 +63,43 @@ class Chunk:
     bytes: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """What one sweep of the uploads removed."""
+@dataclass(slots=True)
+class IncomingFile:
+    """A file that is being received: hashed, and cut into chunks."""
 
-    acked: int = 0
-    expired: int = 0
+    name: str
+    mimetype: str
+    file_id: FileId = field(default_factory=lambda: FileId(uuid4()))
+    size: int = 0
+    sha256: bytes = b""  # set when the file has ended
+    _hash: Any = field(default_factory=hashlib.sha256)
+    _pieces: list[bytes] = field(default_factory=list[bytes])
+    _pending_bytes: int = 0
+    _next_seq: int = 0
 
-    @property
-    def total(self) -> int:
-        return self.acked + self.expired
+    def add(self, piece: bytes) -> list[Chunk]:
+        """Add bytes; returns the chunks that are full now."""
+        self._hash.update(piece)
+        self._pieces.append(piece)
+        self._pending_bytes += len(piece)
+        return self._cut() if self._pending_bytes >= CHUNK_BYTES else []
 
-    def __add__(self, other: "Swept") -> "Swept":
-        return Swept(self.acked + other.acked, self.expired + other.expired)
+    def end(self) -> list[Chunk]:
+        """The file is complete; returns its last chunk, unless the file ended with a full one."""
+        self.sha256 = self._hash.digest()
+        last = b"".join(self._pieces)
+        return [Chunk(self.file_id, self._next_seq, last)] if last else []
+
+    def _cut(self) -> list[Chunk]:
+        """Turn the pending bytes into full chunks; the rest stays pending."""
+        pending, chunks = b"".join(self._pieces), list[Chunk]()
+        full = len(pending) - len(pending) % CHUNK_BYTES
+        for at in range(0, full, CHUNK_BYTES):
+            chunks.append(Chunk(self.file_id, self._next_seq, pending[at : at + CHUNK_BYTES]))
+            self._next_seq += 1
+        rest = pending[full:]
+        self._pieces, self._pending_bytes = ([rest] if rest else []), len(rest)
+        return chunks
 
 
 def clean_name(name: str) -> str:
@@ -114,7 +119,7 @@ def _shortened(name: str) -> str:
 
 
 def clean_mimetype(mimetype: str) -> str:
-    """A bare type without parameters; empty stays empty, and nonsense becomes octets."""
+    """The type without parameters; empty stays empty, a malformed one becomes octet-stream."""
     bare = mimetype.partition(";")[0].strip()
     if not bare or _MIME_TYPE.fullmatch(bare):
         return bare
@@ -123,7 +128,7 @@ def clean_mimetype(mimetype: str) -> str:
 
 def bucket_of(moment: datetime) -> datetime:
     """
-    The key under which bytes that arrive at this moment are kept.
+    The partition key of bytes that arrive at this moment.
 
     It falls into whichever bucket covers the moment, so the width of buckets can be changed.
     """
@@ -131,11 +136,23 @@ def bucket_of(moment: datetime) -> datetime:
 
 
 def pending_uri(workspace_id: WorkspaceId, file_id: FileId) -> str:
-    """How a staged file is named in messages until its workspace has it."""
+    """How messages refer to a file until its workspace has it."""
     return f"{PENDING}{workspace_id}/{file_id}"
 
 
-def fingerprint(files: Sequence[NewUpload]) -> bytes:
+def announcement(workspace_id: WorkspaceId, file: IncomingFile | Upload) -> str:
+    """The body of the feed row that announces a file, as JSON."""
+    body = {
+        "file_id": str(file.file_id),
+        "name": file.name,
+        "mimeType": file.mimetype,
+        "size": file.size,
+        "uri": pending_uri(workspace_id, file.file_id),
+    }
+    return msgspec.json.encode(body).decode()
+
+
+def fingerprint(files: Sequence[IncomingFile]) -> bytes:
     """Tells whether a repeated request carries the same files."""
     digest = hashlib.sha256()
     for file in files:
@@ -144,8 +161,86 @@ def fingerprint(files: Sequence[NewUpload]) -> bytes:
     return digest.digest()
 
 
-def time_allowed(
-    declared_bytes: int, *, grace_seconds: float, min_bytes_per_second: int
-) -> timedelta:
-    """How long a body of this size may take to arrive; a trickle must not hold on for ever."""
-    return timedelta(seconds=grace_seconds + declared_bytes / min_bytes_per_second)
+class Pace(NamedTuple):
+    """How fast a body must arrive."""
+
+    grace_seconds: float  # however small it is
+    min_bytes_per_second: int
+
+
+def time_allowed(declared_bytes: int, pace: Pace) -> timedelta:
+    """How long a body of this size may take to arrive."""
+    return timedelta(seconds=pace.grace_seconds + declared_bytes / pace.min_bytes_per_second)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The most unacknowledged bytes and files, of one workspace or of the server."""
+
+    max_bytes: int
+    max_files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Unacknowledged bytes and files, with those that are reserved for uploads in progress."""
+
+    bytes: int
+    files: int
+
+    def fits(self, quota: Quota, extra: "Usage") -> bool:
+        """Whether there is room for that much more."""
+        return (
+            self.bytes + extra.bytes <= quota.max_bytes
+            and self.files + extra.files <= quota.max_files
+        )
+
+
+NOTHING = Usage(0, 0)
+
+
+def quota_too_small(quota: Quota, *, bytes: int, files: int) -> QuotaTooSmall:  # noqa: A002
+    """The refusal of a request that no amount of waiting makes room for."""
+    return QuotaTooSmall(
+        f"This request has {files} files of {bytes} bytes; a workspace may have at most "
+        f"{quota.max_files} unacknowledged files of {quota.max_bytes} bytes.",
+        size=bytes,
+        max=quota.max_bytes,
+    )
+
+
+def workspace_full(
+    usage: Usage, quota: Quota, frees_at: datetime | None, *, now: datetime
+) -> WorkspaceFull:
+    """The refusal when a workspace has too many unacknowledged files."""
+    return WorkspaceFull(
+        f"This workspace has {usage.files} unacknowledged files of {usage.bytes} bytes; at most "
+        f"{quota.max_files} files of {quota.max_bytes} bytes are allowed. There is room again when "
+        f"it acknowledges some, or when the first of them expires.",
+        **_facts(usage, quota, frees_at, now),
+    )
+
+
+def server_full(
+    usage: Usage, quota: Quota, frees_at: datetime | None, *, now: datetime
+) -> ServerFull:
+    """The refusal when the server holds as much as it may."""
+    return ServerFull(
+        f"This server is full: {usage.bytes} of {quota.max_bytes} bytes and {usage.files} of "
+        f"{quota.max_files} files are unacknowledged, for all workspaces together.",
+        **_facts(usage, quota, frees_at, now),
+    )
+
+
+def _facts(
+    usage: Usage, quota: Quota, frees_at: datetime | None, now: datetime
+) -> dict[str, str | float | None]:
+    seconds = max(1, math.ceil((frees_at - now).total_seconds())) if frees_at else None
+    return {
+        "waiting_bytes": usage.bytes,
+        "waiting_files": usage.files,
+        "max_bytes": quota.max_bytes,
+        "max_files": quota.max_files,
+        "frees_at": frees_at.isoformat() if frees_at else None,
+        "retry_after_seconds": seconds,
+    }

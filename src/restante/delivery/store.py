@@ -1,26 +1,37 @@
-"""The rows of staged files: publish, find, list, mark as fetched, acknowledge, expire, sweep."""
+"""The rows of uploads and of what belongs to them: chunks, reservations, remembered answers."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from restante import wire
 from restante.database import sql
-from restante.database.pool import Row, Tx
-from restante.delivery.quotas import Quota
-from restante.delivery.rules import Chunk, NewUpload, Standing, State, Swept, Upload
-from restante.feed.rules import RECEIVED, UPLOAD_METHOD, NewActivity, new_activity_id
-from restante.ids import FileId, WorkspaceId
+from restante.database.pool import SCHEMA, Connection, transaction
+from restante.delivery import rules
+from restante.delivery.rules import (
+    NOTHING,
+    UPLOAD_METHOD,
+    Chunk,
+    IncomingFile,
+    Quota,
+    Upload,
+    Usage,
+)
+from restante.feed.rules import RECEIVED
+from restante.ids import FileId, WorkspaceId, new_activity_id
 
 queries = sql.load("restante.delivery")
 
-SWEEP_BATCH = 1000
+BEGINNING = (datetime.fromtimestamp(0, UTC), UUID(int=0))
+
+# Publishing --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to remember for a request that may come again."""
+    """The answer to remember for a request with an idempotency key."""
 
     key: str
     fingerprint: bytes
@@ -29,175 +40,290 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
+class Batch:
     """Everything that one commit makes visible."""
 
     workspace_id: WorkspaceId
     bucket: datetime
     created_at: datetime
     expires_at: datetime
-    files: Sequence[NewUpload]
-    announcements: Sequence[NewActivity]  # one per file, in the same order
-    last_chunks: Sequence[Chunk]
+    files: Sequence[IncomingFile]
+    chunks: Sequence[Chunk]  # those that were not written ahead
     quota: Quota
     reservation: UUID | None = None
     answer: Answer | None = None
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(file.size for file in self.files)
 
-
-async def publish(connection: Tx, publication: Publication) -> int | None:
+async def publish(connection: Connection, batch: Batch) -> int | None:
     """
     Make the files visible and announce them, in one statement.
 
-    Returns the feed's seq after them, or None, with nothing stored, if there is no room or the key
-    of the answer is taken.
+    Returns the feed's seq after them, or None, with nothing stored, if there is no room or the
+    idempotency key is taken.
     """
-    p, answer = publication, publication.answer
+    files, chunks, answer = batch.files, batch.chunks, batch.answer
     return await connection.fetchval(
         queries.publish,
-        p.workspace_id,
+        batch.workspace_id,
         answer and answer.key,
         answer and answer.fingerprint,
         answer and answer.json,
         answer and answer.expires_at,
-        p.reservation,
-        len(p.files),
-        p.total_bytes,
-        p.quota.max_bytes,
-        p.quota.max_files,
-        p.bucket,
-        p.created_at,
-        p.expires_at,
-        [file.file_id for file in p.files],
-        [file.name for file in p.files],
-        [file.mimetype for file in p.files],
-        [file.size for file in p.files],
-        [file.sha256 for file in p.files],
-        [chunk.file_id for chunk in p.last_chunks],
-        [chunk.seq for chunk in p.last_chunks],
-        [chunk.bytes for chunk in p.last_chunks],
+        batch.reservation,
+        len(files),
+        sum(file.size for file in files),
+        batch.quota.max_bytes,
+        batch.quota.max_files,
+        batch.bucket,
+        batch.created_at,
+        batch.expires_at,
+        [file.file_id for file in files],
+        [file.name for file in files],
+        [file.mimetype for file in files],
+        [file.size for file in files],
+        [file.sha256 for file in files],
+        [chunk.file_id for chunk in chunks],
+        [chunk.seq for chunk in chunks],
+        [chunk.bytes for chunk in chunks],
         RECEIVED,
         UPLOAD_METHOD,
         "ok",
-        [new_activity_id() for _ in p.files],
-        [row.summary for row in p.announcements],
-        [row.request_body.decode() for row in p.announcements],
+        [new_activity_id(batch.created_at) for _ in files],
+        [f"{UPLOAD_METHOD}: {file.name}" for file in files],
+        [rules.announcement(batch.workspace_id, file) for file in files],
     )
 
 
+async def publish_with_key(connection: Connection, batch: Batch) -> int | None:
+    """The same in a transaction: a key must not be remembered for files that found no room."""
+    with suppress(_NothingStored):
+        async with transaction(connection) as tx:
+            seq = await publish(tx, batch)
+            if seq is None:
+                raise _NothingStored
+            return seq
+    return None
+
+
+class _NothingStored(Exception):
+    """Rolls the transaction back."""
+
+
+@asynccontextmanager
+async def in_our_schema(tx: Connection) -> AsyncIterator[None]:
+    """
+    Run our statements in an application's own transaction.
+
+    The search_path is restored; a failure aborts the transaction anyway.  A commit that publishes
+    files must be synced, so `synchronous_commit = off` is turned on for the transaction.
+    """
+    before = await tx.fetchval(queries.current_search_path)
+    await tx.execute(queries.enter_schema, SCHEMA)
+    yield
+    await tx.execute(queries.leave_schema, before)
+
+
 async def remembered(
-    connection: Tx, workspace_id: WorkspaceId, key: str, *, now: datetime
+    connection: Connection, workspace_id: WorkspaceId, key: str, *, now: datetime
 ) -> tuple[bytes, str] | None:
     """The fingerprint and the answer of the request that used this key first."""
     row = await connection.fetchrow(queries.remembered_answer, workspace_id, key, now)
     return (row["fingerprint"], row["answer"]) if row else None
 
 
+# Quotas and reservations -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Room for an upload that is still arriving."""
+
+    id: UUID
+    workspace_id: WorkspaceId
+    bucket: datetime  # not dropped while the reservation exists
+    room: Usage
+    expires_at: datetime
+
+
+async def reserve(connection: Connection, reservation: Reservation, quota: Quota) -> bool:
+    """Reserve room before bytes are stored; False if there is none."""
+    reserved = await connection.fetchval(
+        queries.reserve,
+        reservation.id,
+        reservation.workspace_id,
+        reservation.room.bytes,
+        reservation.room.files,
+        quota.max_bytes,
+        quota.max_files,
+        reservation.expires_at,
+        reservation.bucket,
+    )
+    return reserved is not None
+
+
+async def release(connection: Connection, reservation: UUID) -> None:
+    """Delete a reservation and free its room.  Idempotent."""
+    await connection.execute(queries.release, reservation)
+
+
+async def count_expired_reservations(connection: Connection, *, now: datetime, limit: int) -> int:
+    """How many reservations have expired, up to the limit."""
+    return await connection.fetchval(queries.count_expired_reservations, now, limit)
+
+
+async def release_expired(connection: Connection, *, now: datetime, limit: int) -> int:
+    """Release one batch of reservations of uploads that never ended; returns how many."""
+    expired = await connection.fetch(queries.expired_reservations, now, limit)
+    for row in expired:
+        await release(connection, row["id"])
+    return len(expired)
+
+
+async def count_expired_answers(connection: Connection, *, now: datetime, limit: int) -> int:
+    """How many remembered answers have expired, up to the limit."""
+    return await connection.fetchval(queries.count_expired_answers, now, limit)
+
+
+async def delete_expired_answers(connection: Connection, *, now: datetime, limit: int) -> int:
+    """Delete one batch of expired answers; returns how many."""
+    return await connection.fetchval(queries.delete_expired_answers, now, limit)
+
+
+async def usage_of(connection: Connection, workspace_id: WorkspaceId) -> Usage:
+    """The unacknowledged and reserved bytes and files of one workspace."""
+    row = await connection.fetchrow(queries.usage_of_workspace, workspace_id)
+    return Usage(**row) if row else NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUsage:
+    """The same for all workspaces, with what is reserved apart."""
+
+    waiting_bytes: int
+    waiting_files: int
+    reserved_bytes: int
+    reserved_files: int
+
+
+async def usage_of_server(connection: Connection) -> ServerUsage:
+    """The sum over all workspaces."""
+    row = await connection.fetchrow(queries.usage_of_server)
+    assert row is not None  # noqa: S101 - an aggregate has one row
+    return ServerUsage(**row)
+
+
+async def workspace_frees_at(connection: Connection, workspace_id: WorkspaceId) -> datetime | None:
+    """When the first unacknowledged file of a workspace expires."""
+    return await connection.fetchval(queries.workspace_frees_at, workspace_id)
+
+
+async def server_frees_at(connection: Connection) -> datetime | None:
+    """When the first unacknowledged file of all workspaces expires."""
+    return await connection.fetchval(queries.server_frees_at)
+
+
+# Single uploads ----------------------------------------------------------------------------------
+
+
 async def get(
-    connection: Tx, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
+    connection: Connection, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
 ) -> Upload | None:
-    """The upload if it is this workspace's and waits to be fetched."""
+    """The upload if it is this workspace's, unacknowledged and not expired."""
     row = await connection.fetchrow(queries.get_upload, workspace_id, file_id, now)
-    return _upload(row) if row else None
+    return Upload(**row) if row else None
 
 
-async def waiting(
-    connection: Tx,
+async def unacked(
+    connection: Connection,
     workspace_id: WorkspaceId,
     *,
     after: tuple[datetime, UUID],
     limit: int,
     now: datetime,
-) -> list[Upload]:
-    """What waits for this workspace, oldest first."""
-    rows = await connection.fetch(queries.waiting_uploads, workspace_id, now, *after, limit)
-    return [_upload(row) for row in rows]
+) -> list[wire.PendingUpload]:
+    """The unacknowledged files of a workspace, oldest first."""
+    rows = await connection.fetch(queries.unacked_uploads, workspace_id, now, *after, limit)
+    return [
+        wire.PendingUpload(uri=rules.pending_uri(workspace_id, row["file_id"]), **row)
+        for row in rows
+    ]
 
 
-async def created_at(connection: Tx, workspace_id: WorkspaceId, file_id: FileId) -> datetime | None:
-    """When an upload came, whatever its state; None if it is not, or no longer, there."""
+async def created_at(
+    connection: Connection, workspace_id: WorkspaceId, file_id: FileId
+) -> datetime | None:
+    """When an upload was created, in any state; None if it does not exist."""
     return await connection.fetchval(queries.created_at, workspace_id, file_id)
 
 
 async def mark_fetched(
-    connection: Tx, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
+    connection: Connection, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
 ) -> None:
-    """Note that the whole body was sent."""
+    """Record that the whole body was sent."""
     await connection.execute(queries.mark_fetched, workspace_id, file_id, now)
-
-
-async def exists(
-    connection: Tx, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
-) -> bool:
-    """Whether there is an upload to acknowledge, be it for the second time."""
-    return bool(await connection.fetchval(queries.find_upload, workspace_id, file_id, now))
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """What was acknowledged, and whether nobody had done it before."""
+    """What was acknowledged: for the first time, again, or just as the sweep deleted it."""
 
-    first_time: bool
+    is_first: bool
+    is_gone: bool
     name: str
     size: int
 
 
 async def acknowledge(
-    connection: Tx, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
+    connection: Connection, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
 ) -> Acknowledged | None:
     """
-    Note that the workspace has the file, and give its room back.
+    Record that the workspace has the file, and free its room.
 
-    When it was acknowledged before, that time stays.  None if it is gone.
+    A second acknowledgement keeps the first time.  None if there is nothing to acknowledge.
     """
     row = await connection.fetchrow(queries.acknowledge, workspace_id, file_id, now)
-    return Acknowledged(**dict(row)) if row else None
+    return Acknowledged(**row) if row else None
 
 
-async def get_acked(connection: Tx, workspace_id: WorkspaceId, file_id: FileId) -> Upload | None:
-    """The upload if it was acknowledged and is still there."""
+async def get_acked(
+    connection: Connection, workspace_id: WorkspaceId, file_id: FileId
+) -> Upload | None:
+    """The upload if it was acknowledged and still exists."""
     row = await connection.fetchrow(queries.get_acked, workspace_id, file_id)
-    return _upload(row) if row else None
-
-
-@dataclass(frozen=True, slots=True)
-class Reopening:
-    """When a file may wait again, and for how long."""
-
-    now: datetime
-    acked_since: datetime
-    waits_until: datetime
+    return Upload(**row) if row else None
 
 
 async def reopen(
-    connection: Tx, upload: Upload, announcement: NewActivity, times: Reopening
+    connection: Connection,
+    upload: Upload,
+    *,
+    now: datetime,
+    acked_since: datetime,
+    expires_at: datetime,
 ) -> bool:
-    """Let an acknowledged file wait again and announce it; False if its time is over."""
+    """Make an acknowledged file fetchable again and announce it; False if it is too late."""
     reopened = await connection.fetchrow(
         queries.reopen,
         upload.workspace_id,
         upload.file_id,
-        times.acked_since,
-        times.waits_until,
-        new_activity_id(),
-        times.now,
-        announcement.activity_type,
-        announcement.method,
-        announcement.summary,
-        announcement.request_body.decode(),
-        announcement.status,
+        acked_since,
+        expires_at,
+        new_activity_id(now),
+        now,
+        RECEIVED,
+        UPLOAD_METHOD,
+        f"{UPLOAD_METHOD}: {upload.name}",
+        rules.announcement(upload.workspace_id, upload),
+        "ok",
     )
     return reopened is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What waits no longer and since when; but for one that was acknowledged nothing was done."""
+    """An upload that has expired, and when; an acknowledged one was left alone."""
 
-    first_time: bool
+    is_first: bool
     acked_at: datetime | None
     expired_at: datetime
     name: str
@@ -205,54 +331,51 @@ class Expired:
 
 
 async def expire(
-    connection: Tx, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
+    connection: Connection, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
 ) -> Expired | None:
     """
-    Let an upload wait no longer, unless it was acknowledged; None if it is gone.
+    Let an upload expire now, unless it was acknowledged; None if it does not exist.
 
-    When it had expired before, that time stays.
+    If it had expired before, that time stays.
     """
     row = await connection.fetchrow(queries.expire, workspace_id, file_id, now)
-    return Expired(**dict(row)) if row else None
+    return Expired(**row) if row else None
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which uploads, whosever they are; None: all."""
+    """Which uploads, of any workspace; None: all."""
 
     workspace_id: WorkspaceId | None = None
     file_id: FileId | None = None
-    state: State | None = None
+    state: wire.UploadState | None = None
 
 
-async def standing(
-    connection: Tx, wanted: Wanted, *, after: tuple[datetime, UUID], limit: int, now: datetime
-) -> list[Standing]:
-    """Uploads in any state, oldest first."""
+async def in_any_state(  # noqa: PLR0913 - each argument is one fact, named by its caller
+    connection: Connection,
+    wanted: Wanted,
+    *,
+    after: tuple[datetime, UUID] = BEGINNING,
+    limit: int,
+    ack_retention: timedelta,
+    now: datetime,
+) -> list[wire.UploadView]:
+    """Uploads in any state, oldest first, as the operator sees them."""
     rows = await connection.fetch(
-        queries.standing, now, wanted.workspace_id, wanted.file_id, wanted.state, *after, limit
+        queries.uploads_in_any_state,
+        now,
+        wanted.workspace_id,
+        wanted.file_id,
+        wanted.state,
+        *after,
+        limit,
+        ack_retention,
     )
-    return [_standing(dict(row)) for row in rows]
+    return [wire.UploadView(**row) for row in rows]
 
 
-async def leaf_of(connection: Tx, upload: Upload) -> str | None:
-    """The leaf that has its bytes, if they are there."""
+async def partition_of(connection: Connection, upload: wire.UploadView) -> str | None:
+    """The partition that has the bytes, if they exist."""
     return await connection.fetchval(
-        queries.leaf_of, upload.bucket, upload.workspace_id, upload.file_id
+        queries.partition_of, upload.bucket, upload.workspace_id, upload.file_id
     )
-
-
-async def sweep(connection: Tx, *, acked_before: datetime, expired_before: datetime) -> Swept:
-    """Delete one batch of what is due; call again while the batch was full."""
-    row = await connection.fetchrow(queries.sweep, acked_before, expired_before, SWEEP_BATCH)
-    assert row is not None  # noqa: S101 - an aggregate has one row
-    return Swept(acked=row["acked"], expired=row["expired"])
-
-
-def _standing(row: dict[str, Any]) -> Standing:
-    state = row.pop("state")
-    return Standing(Upload(**row), state)
-
-
-def _upload(row: Row) -> Upload:
-    return Upload(**dict(row))

@@ -1,25 +1,28 @@
-"""Files come in from the canvas, are listed, fetched and acknowledged by their workspace."""
+"""Files are sent to a workspace, listed, fetched and acknowledged."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 from uuid import UUID
 
 import msgspec
-import structlog
 from msgspec import UNSET, Meta
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from restante import wire
-from restante.delivery import multipart
+from restante.database.pool import Database
+from restante.delivery import acknowledge as acknowledging
+from restante.delivery import fetch, multipart, store
+from restante.delivery.blobs import Blobs
 from restante.delivery.download import Download, entity_tag, file_headers
 from restante.delivery.ranges import matches_tag, wanted_range
+from restante.delivery.receive import Receiver
 from restante.delivery.rules import (
     MAX_FILE_BYTES,
     MAX_FILES_PER_REQUEST,
     MAX_REQUEST_BYTES,
-    Upload,
-    pending_uri,
+    time_allowed,
 )
 from restante.errors import (
     AddressRefused,
@@ -41,22 +44,33 @@ from restante.errors import (
     WorkspaceUnknown,
     WorkspaceUnreachable,
 )
+from restante.http.bodies import refused
 from restante.http.operations import operation, query_of
-from restante.http.problems import json_response, on_restante_error
-from restante.server.context import context
-from restante.workspaces import auth
-from restante.workspaces import relay as push
+from restante.http.problems import json_response
+from restante.workspaces import auth, relay
 from restante.workspaces.rules import Workspace
 
-log = structlog.get_logger()
+TAG = "uploads"
+
+
+def _db(request: Request) -> Database:
+    return request.app.state.db
+
+
+def _receiver(request: Request) -> Receiver:
+    return request.app.state.receiver
+
+
+def _blobs(request: Request) -> Blobs:
+    return request.app.state.blobs
 
 
 class UploadQuery(msgspec.Struct, frozen=True):
-    """How long the files may wait."""
+    """How long the files are kept for their workspace."""
 
     ttl_seconds: Annotated[
         Annotated[int, Meta(ge=1, le=31_536_000)] | None,
-        Meta(description="How long they wait to be fetched, within the operator's bounds."),
+        Meta(description="How long they are kept to be fetched, within the operator's limits."),
     ] = None
 
 
@@ -67,8 +81,8 @@ class UploadQuery(msgspec.Struct, frozen=True):
     files=True,
     details="All of the files are stored and announced, or none. "
     f"A file may have {MAX_FILE_BYTES} bytes, a request {MAX_REQUEST_BYTES} bytes "
-    f"in {MAX_FILES_PER_REQUEST} files. In push mode the body is handed to the workspace as it "
-    "arrives, and the workspace's own answer comes back with its status.",
+    f"in {MAX_FILES_PER_REQUEST} files. In push mode the body is forwarded to the workspace as it "
+    "arrives, and the workspace's answer is relayed with its status.",
     answers={200: wire.UploadAnswer},
     refusals=(
         BadRequest,
@@ -91,41 +105,52 @@ class UploadQuery(msgspec.Struct, frozen=True):
 )
 async def upload(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
-    here = context(request)
-    if workspace.delivery_mode == "push" and workspace.url:
-        return await push.upload(request, workspace)
     try:
-        if workspace.delivery_mode == "push" or not here.staging_enabled:
+        declared = multipart.declared_length(request)
+        if workspace.delivery_mode == "push" and workspace.url:
+            return _forward(request, workspace, declared)
+        if workspace.delivery_mode == "push" or not request.app.state.staging_enabled:
             raise WorkspaceHasNoCallback("workspace has no callback URL")
-        answer = await _stage(request, workspace)
+        length = MAX_REQUEST_BYTES if declared is None else declared
+        answer = await _receive(request, workspace, length)
     except RestanteError as refusal:
-        log.info("upload_refused", workspace=str(workspace.id), code=refusal.code, **refusal.facts)
-        return await _refused(request, refusal)
+        relay.log_refusal(workspace, refusal)
+        return await refused(request, refusal)
     return Response(answer, media_type="application/json")
 
 
-async def _refused(request: Request, refusal: RestanteError) -> Response:
-    """The refusal; a body that does not end, or comes too slowly, ends with its connection."""
-    answer = await on_restante_error(request, refusal)
-    if isinstance(refusal, UploadTooSlow) or not await multipart.drain(request):
-        answer.headers["Connection"] = "close"
-    return answer
+def _forward(request: Request, workspace: Workspace, declared: int | None) -> Response:
+    max_bytes = multipart.MAX_BODY_BYTES
+    pace = _receiver(request).policy.pace
+    within = time_allowed(max_bytes if declared is None else declared, pace)
+    return relay.upload(
+        request, workspace, max_bytes=max_bytes, within_seconds=within.total_seconds()
+    )
 
 
-async def _stage(request: Request, workspace: Workspace) -> bytes:
-    staging = context(request).delivery.staging
-    declared = multipart.declared_length(request)
-    length = MAX_REQUEST_BYTES if declared is None else declared
-    key = _idempotency_key(request)
-    is_repeat = key is not None and await staging.is_known(workspace.id, key)
-    asked = query_of(request, UploadQuery).ttl_seconds
-    ttl = None if asked is None else timedelta(seconds=asked)
-    async with staging.intake(workspace.id, length, keep=not is_repeat, ttl=ttl) as intake:
-        within_seconds = staging.time_allowed(length).total_seconds()
-        await multipart.take_files(request, intake, within_seconds=within_seconds)
-        if is_repeat and key is not None:
-            return await staging.repeat(intake, key)
-        return await staging.publish(intake, key=key)
+async def _receive(request: Request, workspace: Workspace, length: int) -> bytes:
+    receiver, key = _receiver(request), _idempotency_key(request)
+    ttl = query_of(request, UploadQuery).ttl_seconds
+    now = datetime.now(UTC)
+    async with receiver.receive(
+        workspace.id,
+        length,
+        now=now,
+        ttl=None if ttl is None else timedelta(seconds=ttl),
+        repeats_key=key is not None and await _is_remembered(request, workspace, key, now=now),
+    ) as incoming:
+        within = time_allowed(length, receiver.policy.pace)
+        await multipart.receive_files(request, incoming, within_seconds=within.total_seconds())
+        if not incoming.is_stored:
+            return await incoming.repeated_answer(key, now=now)
+        return await incoming.publish(now=datetime.now(UTC), key=key)
+
+
+async def _is_remembered(
+    request: Request, workspace: Workspace, key: str, *, now: datetime
+) -> bool:
+    async with _db(request).connection() as connection:
+        return await store.remembered(connection, workspace.id, key, now=now) is not None
 
 
 def _idempotency_key(request: Request) -> str | None:
@@ -137,14 +162,14 @@ def _idempotency_key(request: Request) -> str | None:
 
 
 class WaitingQuery(msgspec.Struct, frozen=True):
-    """Where a page of waiting files begins, and how long it is."""
+    """Where a page of unacknowledged files begins, and how long it is."""
 
     after: Annotated[UUID | None, Meta(description="The `next_after` of the page before.")] = None
     limit: Annotated[int, Meta(ge=1, le=500, description="How many at most.")] = 100
 
 
 @operation(
-    summary="List the files that wait, oldest first.",
+    summary="List the unacknowledged files, oldest first.",
     caller="workspace or admin",
     query=WaitingQuery,
     answers={200: wire.PendingUploads},
@@ -153,51 +178,40 @@ class WaitingQuery(msgspec.Struct, frozen=True):
 async def waiting(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
     query = query_of(request, WaitingQuery)
-    found = await context(request).delivery.waiting(
-        workspace.id, after=query.after, limit=query.limit
+    found = await fetch.unacked(
+        _db(request),
+        workspace.id,
+        after=query.after,
+        limit=query.limit,
+        now=datetime.now(UTC),
     )
     more = found[-1].file_id if len(found) == query.limit else UNSET
-    return json_response(wire.PendingUploads([_pending(upload) for upload in found], more))
-
-
-def _pending(upload: Upload) -> wire.PendingUpload:
-    return wire.PendingUpload(
-        file_id=upload.file_id,
-        uri=pending_uri(upload.workspace_id, upload.file_id),
-        name=upload.name,
-        mime_type=upload.mimetype,
-        size=upload.size,
-        sha256=upload.sha256.hex(),
-        created_at=upload.created_at,
-        fetched_at=upload.fetched_at,
-        expires_at=upload.expires_at,
-    )
+    return json_response(wire.PendingUploads(found, more))
 
 
 @operation(
     summary="Fetch a file; repeatable until it is acknowledged.",
     caller="workspace",
-    details="The Content-Type is the file's own. A range that is not understood, or several at "
+    details="The Content-Type is the file's own. A range that cannot be parsed, or several at "
     "once, are answered with the whole file.",
     answers={200: "*/*", 206: "*/*", 304: None},
     refusals=(BadRequest, NotAuthenticated, UploadGone, RangeNotSatisfiable),
-    gives={
+    answer_headers={
         "ETag": "The SHA-256 of the whole file, as hex in quotes.",
         "Repr-Digest": "The SHA-256 of the whole file, as `sha-256=:<base64>:`.",
         "Accept-Ranges": "`bytes`.",
         "Content-Disposition": "An attachment with the file's name.",
     },
     headers={
-        "Range": "One byte range, to go on after an interruption.",
-        "If-Range": "Heed the range only if the file is still this one.",
+        "Range": "One byte range, to resume after an interruption.",
+        "If-Range": "Apply the range only if the file is still this one.",
         "If-None-Match": "Answer 304 if the file is this one.",
     },
 )
 async def content(request: Request) -> Response:
     file_id = auth.file_id(request)
     workspace = await auth.owner(request)
-    delivery = context(request).delivery
-    upload = await delivery.get(workspace.id, file_id)
+    upload = await fetch.get(_db(request), workspace.id, file_id, now=datetime.now(UTC))
     tag, headers = entity_tag(upload), request.headers
     if matches_tag(headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=file_headers(upload))
@@ -205,27 +219,28 @@ async def content(request: Request) -> Response:
     if request.method != "GET" or headers.get("if-range", tag) != tag:
         range_header = None
     wanted = wanted_range(range_header, upload.size)
-    return Download(delivery, upload, wanted)
+    return Download(_db(request), _blobs(request), upload, wanted)
 
 
 @operation(
     summary="Acknowledge a file: the workspace has it.",
     caller="workspace",
-    details="The first acknowledgement counts; repeating it changes nothing. The content is gone "
-    "from then on.",
+    details="Idempotent: the first acknowledgement counts. The content cannot be fetched any more.",
     answers={200: wire.Acked},
     refusals=(BadRequest, NotAuthenticated, UploadGone),
 )
 async def acknowledge(request: Request) -> Response:
     file_id = auth.file_id(request)
     workspace = await auth.owner(request)
-    was_there = await context(request).delivery.acknowledge(workspace.id, file_id)
-    return json_response(wire.Acked(acked=True, raced=not was_there))
+    existed = await acknowledging.acknowledge(
+        _db(request), workspace.id, file_id, now=datetime.now(UTC)
+    )
+    return json_response(wire.Acked(acked=True, raced=not existed))
 
 
 @operation(
-    summary="Reopen an acknowledged file: it waits and is announced again.",
-    details="For a workspace that acknowledged a file and then lost it, while its retention lasts.",
+    summary="Reopen an acknowledged file: it can be fetched, and is announced, again.",
+    details="For a workspace that acknowledged a file and then lost it, while the file is kept.",
     caller="workspace or admin",
     answers={200: wire.Status},
     refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, UploadGone),
@@ -233,5 +248,24 @@ async def acknowledge(request: Request) -> Response:
 async def reopen(request: Request) -> Response:
     file_id = auth.file_id(request)
     workspace = await auth.owner_or_admin(request)
-    await context(request).delivery.reopen(workspace.id, file_id)
+    await acknowledging.reopen(
+        _db(request),
+        request.app.state.wakeups,
+        workspace.id,
+        file_id,
+        ack_retention=request.app.state.ack_retention,
+        now=datetime.now(UTC),
+    )
     return json_response(wire.Status("reopened"))
+
+
+_WORKSPACE = "/workspaces/{workspace_id}"
+_FILE = _WORKSPACE + "/pending-uploads/{file_id}"
+
+ROUTES = [
+    Route(_WORKSPACE + "/chat/uploads", upload, methods=["POST"]),
+    Route(_WORKSPACE + "/pending-uploads", waiting),
+    Route(_FILE + "/content", content),
+    Route(_FILE + "/ack", acknowledge, methods=["POST"]),
+    Route(_FILE + "/reopen", reopen, methods=["POST"]),
+]

@@ -1,10 +1,12 @@
-"""Text messages ride the same feed as files."""
+"""Text messages, which share the feed with files."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from restante import wire
 from restante.errors import (
@@ -16,13 +18,29 @@ from restante.errors import (
     WorkspaceUnknown,
     WorkspaceUnreachable,
 )
-from restante.feed.rules import MAX_DEPTH, NewActivity, is_too_deep, with_kinds
-from restante.http.operations import BODY_REFUSALS, operation, read_limited
+from restante.feed.rates import Rate
+from restante.feed.rules import NewActivity, with_kinds
+from restante.feed.service import Feed
+from restante.http.operations import (
+    BODY_REFUSALS,
+    MAX_DEPTH,
+    is_too_deep,
+    operation,
+    read_limited,
+)
 from restante.http.problems import json_response
-from restante.server.context import context
-from restante.workspaces import auth
-from restante.workspaces import relay as push
+from restante.workspaces import auth, relay
 from restante.workspaces.rules import clean_label
+
+TAG = "messages"
+
+
+def _feed(request: Request) -> Feed:
+    return request.app.state.feed
+
+
+def _rate(request: Request) -> Rate:
+    return request.app.state.message_rate
 
 
 @operation(
@@ -30,8 +48,8 @@ from restante.workspaces.rules import clean_label
     caller="any workspace or admin",
     body=wire.Message,
     details="In poll mode the message becomes a row of the workspace's feed; a message part that "
-    "names its kind `type` is stored with `kind`. In push mode it is handed to the workspace, and "
-    "the workspace's own answer comes back with its status.",
+    "has `type` instead of `kind` is stored with `kind`. In push mode it is forwarded to the "
+    "workspace, and the workspace's answer is relayed with its status.",
     answers={200: wire.Queued},
     refusals=(
         BadRequest,
@@ -47,13 +65,12 @@ from restante.workspaces.rules import clean_label
 )
 async def send(request: Request) -> Response:
     sender, workspace = await auth.sender(request)
-    here = context(request)
     if sender:
-        here.message_rate.spend(sender)
+        _rate(request).spend(sender)
     body = await read_limited(request)
     message = _message(body)
     if workspace.delivery_mode == "push":
-        return await push.message(request, workspace, body)
+        return relay.message(request, workspace, body)
     method = clean_label(message["method"])
     row = NewActivity(
         method=method,
@@ -61,12 +78,12 @@ async def send(request: Request) -> Response:
         request_body=msgspec.json.encode(with_kinds(message)),
         source_id=sender,
     )
-    await here.feed.append(workspace.id, row)
+    await _feed(request).append(workspace.id, row, now=datetime.now(UTC))
     return json_response(wire.Queued("queued", "poll", method))
 
 
 def _message(body: bytes) -> dict[str, Any]:
-    """A JSON-RPC 2.0 request or notification; only its frame is our business."""
+    """Decode a JSON-RPC 2.0 request or notification; only its envelope is checked."""
     try:
         message = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.ValidationError as error:
@@ -79,5 +96,8 @@ def _message(body: bytes) -> dict[str, Any]:
     if not isinstance(method, str) or not method.strip():
         raise BadRequest("method is wrong: a JSON-RPC 2.0 body needs one.")
     if message.get("jsonrpc", "2.0") != "2.0":
-        raise BadRequest("jsonrpc is wrong: only version 2.0 is spoken here.")
+        raise BadRequest("jsonrpc is wrong: only version 2.0 is supported.")
     return message
+
+
+ROUTES = [Route("/workspaces/{workspace_id}/a2a", send, methods=["POST"])]

@@ -1,5 +1,5 @@
 -- name: append
--- The counter comes last before the commit, so that seqs are dense and in the order of the commits.
+-- The counter is taken last before the commit, so that seqs are dense and in commit order.
 with counter as (
     update feeds set last_seq = last_seq + 1 where workspace_id = $2 returning last_seq
 )
@@ -9,7 +9,7 @@ select $1, $2, counter.last_seq, $3, $4, $2, $5, $6, $7, $8, $9 from counter
 returning seq;
 
 -- name: cursor
--- One row by key for an empty poll: where the cursor's row is, and where the feed stands.
+-- One row by key for an empty poll: the seq of the cursor's row, and the feed's marks.
 select feeds.last_seq, feeds.trimmed_seq, feeds.acked_seq, feed.seq
   from feeds left join feed on feed.workspace_id = feeds.workspace_id and feed.id = $2
  where feeds.workspace_id = $1;
@@ -41,11 +41,31 @@ select id, workspace_id, seq, activity_type, source_id, target_id, method, summa
  limit $5;
 
 -- name: acknowledge
--- Monotonic: a stale or repeated mark changes nothing, and nobody can handle what was not yet there.
+-- Monotonic: a stale or repeated mark changes nothing, and a mark beyond the newest row is capped.
 update feeds set acked_seq = greatest(acked_seq, least($2, last_seq))
  where workspace_id = $1
 returning acked_seq;
 
--- name: notify
--- One for many commits, on a connection of its own, and not waited for.
-select pg_notify('restante_feed', $1) from (select set_config('synchronous_commit', 'off', true)) as unsynced;
+-- name: trim
+-- Raises the trimmed mark of every feed with rows in this partition, whose name is filled in.  A batch
+-- of workspaces at a time, so that not all of their counters are locked at once.
+with gone as (
+    select workspace_id, max(seq) as seq from %s
+     where workspace_id > $1
+     group by workspace_id order by workspace_id limit $2
+), locked as (
+    select workspace_id from feeds where workspace_id in (select workspace_id from gone)
+     order by workspace_id for update
+), trimmed as (
+    update feeds set trimmed_seq = greatest(trimmed_seq, gone.seq)
+      from gone join locked using (workspace_id)
+     where feeds.workspace_id = gone.workspace_id
+)
+select workspace_id from gone order by workspace_id desc limit 1;
+
+-- name: lags
+-- Unacknowledged rows by workspace, most first.
+select workspace_id, last_seq - acked_seq as behind from feeds
+ where last_seq > acked_seq
+ order by behind desc, workspace_id
+ limit $1;

@@ -1,4 +1,4 @@
-"""How often one sender may do something: a bucket that refills with time."""
+"""A rate limit per sender: a token bucket that refills with time."""
 
 import time
 from collections import OrderedDict
@@ -17,14 +17,14 @@ class _Bucket:
 
 
 class Rate:
-    """Allows so many a minute to each sender; who has been quiet may send that many at once."""
+    """Allows so many per minute and sender; a sender that was quiet may send that many at once."""
 
     def __init__(self, per_minute: int) -> None:
         self._per_minute = per_minute
         self._buckets: OrderedDict[UUID, _Bucket] = OrderedDict()
 
     def spend(self, sender: UUID) -> None:
-        """Take one; raises TooManyMessages with the seconds until there is one again."""
+        """Take one token; raises TooManyMessages with the seconds until the next one."""
         bucket = self._filled(sender)
         if bucket.level < 1:
             wait_seconds = int((1 - bucket.level) * 60 / self._per_minute) + 1

@@ -1,16 +1,15 @@
-"""A workspace's feed: read it after a cursor, wait for it to grow, note what was handled."""
+"""A workspace's feed: append, read after a cursor, wait for new rows, acknowledge."""
 
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 import structlog
 
-from restante.database.pool import Database, Tx
+from restante.database.pool import Connection, Database
 from restante.errors import CursorGone, WorkspaceUnknown
-from restante.feed import rules
-from restante.feed import store as feed
-from restante.feed.rules import EVERYTHING, Filter, Marks, NewActivity, Page
+from restante.feed import store
+from restante.feed.rules import DEFAULT_PAGE, EVERYTHING, Filter, Marks, NewActivity, Page
 from restante.feed.wakeups import Wakeups
 from restante.ids import ActivityId, WorkspaceId
 
@@ -26,21 +25,21 @@ class Query:
     since_id: ActivityId | None = None
     since_seq: int | None = None  # not beside since_id
     wanted: Filter = EVERYTHING
-    limit: int = rules.DEFAULT_PAGE
+    limit: int = DEFAULT_PAGE
     wait_seconds: float = 0
 
 
 class Feed:
-    """Reads and grows feeds."""
+    """Appends to feeds and reads them."""
 
     def __init__(self, db: Database, wakeups: Wakeups) -> None:
         self._db = db
         self.wakeups = wakeups
 
-    async def append(self, workspace_id: WorkspaceId, row: NewActivity) -> int:
-        """Append one row in a synced commit, and wake who waits for it."""
+    async def append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
+        """Append one row in a synced commit, and wake waiting readers."""
         async with self._db.connection() as connection:
-            seq = await feed.append(connection, workspace_id, row, now=datetime.now(UTC))
+            seq = await store.append(connection, workspace_id, row, now=now)
         if seq is None:
             raise WorkspaceUnknown("There is no such workspace.")
         self.wakeups.grew(workspace_id)
@@ -73,38 +72,43 @@ class Feed:
             elif query.since_id is not None:
                 seq, marks = await self._cursor(connection, workspace_id, query.since_id)
             else:
-                rows = await feed.newest_rows(connection, workspace_id, query.wanted, query.limit)
+                rows = await store.newest_rows(connection, workspace_id, query.wanted, query.limit)
                 return Page(rows, await self._marks(connection, workspace_id))
             return await self._page_after(connection, workspace_id, seq, marks, query)
 
     async def _cursor(
-        self, connection: Tx, workspace_id: WorkspaceId, since: ActivityId
+        self, connection: Connection, workspace_id: WorkspaceId, since: ActivityId
     ) -> tuple[int, Marks]:
-        """The seq of a row, and the marks as they stood when it was looked up."""
-        cursor = await feed.cursor(connection, workspace_id, since)
+        """The seq of a row, and the marks at the time of the look-up."""
+        cursor = await store.cursor(connection, workspace_id, since)
         if cursor is None or cursor.seq is None:
             raise _cursor_gone(cursor.marks if cursor else _NO_FEED)
         return cursor.seq, cursor.marks
 
     async def _page_after(
-        self, connection: Tx, workspace_id: WorkspaceId, seq: int, marks: Marks, query: Query
+        self,
+        connection: Connection,
+        workspace_id: WorkspaceId,
+        seq: int,
+        marks: Marks,
+        query: Query,
     ) -> Page:
         """
-        The rows after a seq, then the marks: in this order, a trim that came between shows.
+        The rows after a seq, then the marks: in this order, a trim in between is noticed.
 
-        A leaf is dropped whatever snapshot a reader has, so marks that were read first could bless
-        a page that has lost its beginning.
+        DROP TABLE ignores the snapshots of readers, so marks that were read first could confirm a
+        page that has lost its beginning.
         """
         rows = []
         if seq < marks.last_seq:
-            rows = await feed.rows_after(connection, workspace_id, seq, query.wanted, query.limit)
+            rows = await store.rows_after(connection, workspace_id, seq, query.wanted, query.limit)
             marks = await self._marks(connection, workspace_id)
         if not marks.all_kept_after(seq):
             raise _cursor_gone(marks, query.since_seq)
         return Page(rows, marks)
 
     async def rows_after(self, workspace_id: WorkspaceId, seq: int, limit: int) -> Page:
-        """The rows after a seq, for those who follow a feed; raises CursorGone after a trim."""
+        """The rows after a seq, for readers that follow a feed; raises CursorGone after a trim."""
         async with self._db.connection() as connection:
             marks = await self._marks(connection, workspace_id)
             query = Query(limit=limit)
@@ -116,24 +120,24 @@ class Feed:
             seq, _marks = await self._cursor(connection, workspace_id, row)
         return seq
 
-    async def _marks(self, connection: Tx, workspace_id: WorkspaceId) -> Marks:
-        return await feed.marks(connection, workspace_id) or _NO_FEED
+    async def _marks(self, connection: Connection, workspace_id: WorkspaceId) -> Marks:
+        return await store.marks(connection, workspace_id) or _NO_FEED
 
     async def acknowledge(self, workspace_id: WorkspaceId, seq: int) -> int:
-        """Move the mark of what was handled forward; returns where it stands."""
+        """Move the acknowledged mark forward; returns the mark."""
         async with self._db.connection() as connection:
-            mark = await feed.acknowledge(connection, workspace_id, seq)
+            mark = await store.acknowledge(connection, workspace_id, seq)
         if mark is None:
             raise WorkspaceUnknown("There is no such workspace.")
         return mark
 
 
 def _cursor_gone(marks: Marks, since_seq: int | None = None) -> CursorGone:
-    """Rows may be missing: which are kept tells a reader how many, and where to start over."""
+    """Rows may be missing; the facts tell a reader how many, and where to start over."""
     sentence = "since_id is not a row of this feed, or no longer; omit since_id to start over."
     if since_seq is not None:
         sentence = (
-            f"since_seq {since_seq} lies outside of what is kept of this feed; "
+            f"since_seq {since_seq} is outside of the rows that this feed keeps; "
             f"start over with since_seq={marks.trimmed_seq}."
         )
     return CursorGone(sentence, lowest_seq=marks.lowest_seq, latest_seq=marks.last_seq)

@@ -1,34 +1,41 @@
-"""The feed: append a row, read pages after a cursor, move the mark of what was handled."""
+"""The feed: append a row, read pages after a cursor, acknowledge, trim."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
+from msgspec import Raw
+
+from restante import wire
 from restante.database import sql
-from restante.database.pool import Row, Tx
-from restante.feed.rules import Activity, Filter, Marks, NewActivity, new_activity_id
-from restante.ids import ActivityId, WorkspaceId
+from restante.database.pool import Connection, Row
+from restante.feed.rules import Filter, Marks, NewActivity
+from restante.ids import ActivityId, WorkspaceId, new_activity_id
 
 queries = sql.load("restante.feed")
 
-CHANNEL = "restante_feed"
+_WORKSPACES_PER_TRIM = 500
+_LAGS_SHOWN = 20
+_NULL = Raw(b"null")
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a reader stands: its row's seq, if the row is there, and the feed's marks."""
+    """A reader's position: the seq of its row, if the row exists, and the feed's marks."""
 
     seq: int | None
     marks: Marks
 
 
 async def append(
-    connection: Tx, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime
+    connection: Connection, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime
 ) -> int | None:
     """Append one row; returns its seq, or None if the workspace has no feed."""
     return await connection.fetchval(
         queries.append,
-        new_activity_id(),
+        new_activity_id(now),
         workspace_id,
         row.activity_type,
         row.source_id,
@@ -41,22 +48,22 @@ async def append(
 
 
 async def cursor(
-    connection: Tx, workspace_id: WorkspaceId, since: ActivityId | None
+    connection: Connection, workspace_id: WorkspaceId, since: ActivityId | None
 ) -> Cursor | None:
     """Look a cursor up by key; None if the workspace has no feed."""
     row = await connection.fetchrow(queries.cursor, workspace_id, since or UUID(int=0))
     return Cursor(row["seq"], _marks(row)) if row else None
 
 
-async def marks(connection: Tx, workspace_id: WorkspaceId) -> Marks | None:
-    """Where the feed stands."""
+async def marks(connection: Connection, workspace_id: WorkspaceId) -> Marks | None:
+    """The feed's marks; None if the workspace has no feed."""
     row = await connection.fetchrow(queries.marks, workspace_id)
     return _marks(row) if row else None
 
 
 async def rows_after(
-    connection: Tx, workspace_id: WorkspaceId, seq: int, wanted: Filter, limit: int
-) -> list[Activity]:
+    connection: Connection, workspace_id: WorkspaceId, seq: int, wanted: Filter, limit: int
+) -> list[wire.ActivityRow]:
     """Rows after a seq, oldest first."""
     rows = await connection.fetch(
         queries.rows_after,
@@ -71,8 +78,8 @@ async def rows_after(
 
 
 async def newest_rows(
-    connection: Tx, workspace_id: WorkspaceId, wanted: Filter, limit: int
-) -> list[Activity]:
+    connection: Connection, workspace_id: WorkspaceId, wanted: Filter, limit: int
+) -> list[wire.ActivityRow]:
     """The newest rows, newest first."""
     rows = await connection.fetch(
         queries.newest_rows,
@@ -85,19 +92,35 @@ async def newest_rows(
     return [_activity(row) for row in rows]
 
 
-async def acknowledge(connection: Tx, workspace_id: WorkspaceId, seq: int) -> int | None:
-    """Move the mark forward; returns where it stands now."""
+async def acknowledge(connection: Connection, workspace_id: WorkspaceId, seq: int) -> int | None:
+    """Move the acknowledged mark forward; returns the mark, or None if there is no feed."""
     return await connection.fetchval(queries.acknowledge, workspace_id, seq)
 
 
-async def notify(connection: Tx, payload: str) -> None:
-    """Tell the other processes which feeds have grown."""
-    await connection.execute(queries.notify, payload)
+async def trim(connection: Connection, partition: str) -> None:
+    """Record, for every workspace, that the rows of this partition are no longer kept."""
+    statement = queries.trim % sql.quoted(partition)
+    last: UUID | None = UUID(int=0)
+    while last is not None:
+        last = await connection.fetchval(statement, last, _WORKSPACES_PER_TRIM)
+
+
+async def lags(connection: Connection) -> Sequence[wire.LagView]:
+    """The workspaces with most unacknowledged rows."""
+    rows = await connection.fetch(queries.lags, _LAGS_SHOWN)
+    return [wire.LagView(**row) for row in rows]
 
 
 def _marks(row: Row) -> Marks:
     return Marks(row["last_seq"], row["trimmed_seq"], row["acked_seq"])
 
 
-def _activity(row: Row) -> Activity:
-    return Activity(**dict(row))
+def _activity(row: Row) -> wire.ActivityRow:
+    columns = dict[str, Any](row)
+    for name in ("request_body", "response_body"):
+        columns[name] = _raw(columns[name])
+    return wire.ActivityRow(**columns)
+
+
+def _raw(json: str | None) -> Raw:
+    return _NULL if json is None else Raw(json.encode())

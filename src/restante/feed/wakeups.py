@@ -1,35 +1,35 @@
 """
-Wakes those who wait for a feed to grow: in this process after the commit, in others by one notice.
+Wakes readers that wait for a feed to grow: in this process after the commit, in others by NOTIFY.
 
-A waiter is told that something happened, never what: it reads the feed again.  So a notice may be
-lost, doubled or late, and nothing goes wrong but a delay.  What is told on is a set of ids, so a
-notice that could not be given is given later, and the memory for it does not grow with the commits.
+A waiter is only told that something happened; it reads the feed again.  So a notification may be
+lost, doubled or late, and the only effect is a delay.  Pending notifications are a set of ids: one
+that fails is sent again later, and the set does not grow with the number of commits.
 """
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import structlog
 
 from restante.database.pool import Database, Listener
 from restante.errors import RestanteError, TooManyAtOnce
-from restante.feed import store as feed
 from restante.ids import WorkspaceId, as_uuid
 
 log = structlog.get_logger()
 
-# How long notices are gathered: one per commit would cost most of the throughput.
+CHANNEL = "restante_feed"
+
+# One NOTIFY for all commits of this time: one per commit would cost most of the throughput.
 _GATHER_SECONDS = 0.01
-_TELL_AGAIN_SECONDS = 1.0
-_LISTEN_AGAIN_SECONDS = 1.0
-_IDS_PER_NOTICE = 200  # a notice may hold 8000 bytes, an id and its comma take 37
+_RETRY_SECONDS = 1.0
+_IDS_PER_NOTIFICATION = 200  # a payload may have 8000 bytes, an id and its comma take 37
 _MAX_WAITERS = 100  # of one workspace, in one process
 
 
 class Waiter:
-    """One who waits; `changed` is set when the feed may have grown or the server stops."""
+    """A waiting reader; `changed` is set when the feed may have grown or the server stops."""
 
     __slots__ = ("changed", "is_watcher")
 
@@ -38,7 +38,7 @@ class Waiter:
         self.is_watcher = is_watcher
 
     async def wait(self, seconds: float | None) -> bool:
-        """Wait for a change and take note of it; False if none came in time."""
+        """Wait for a change and clear it; False on timeout."""
         try:
             async with asyncio.timeout(seconds):
                 await self.changed.wait()
@@ -49,15 +49,15 @@ class Waiter:
 
 
 class Wakeups:
-    """The waiters of this process, and its line to the other processes."""
+    """The waiters of this process, and the notifications from and to other processes."""
 
     def __init__(self, db: Database, listener: Listener) -> None:
         self._db = db
         self._listener = listener
-        self._name = secrets.token_hex(8)  # by which we know our own notices when we hear them
-        self._waiters: dict[WorkspaceId, set[Waiter]] = {}  # no entry is empty
-        self._to_tell: set[WorkspaceId] = set()
-        self._something_to_tell = asyncio.Event()
+        self._name = secrets.token_hex(8)  # tells our own notifications from others
+        self._waiters: dict[WorkspaceId, set[Waiter]] = {}  # no set is empty
+        self._to_notify: set[WorkspaceId] = set()
+        self._has_news = asyncio.Event()
         self.stopping = False
 
     @asynccontextmanager
@@ -65,9 +65,10 @@ class Wakeups:
         self, workspace_id: WorkspaceId, *, is_watcher: bool = False
     ) -> AsyncIterator[Waiter]:
         """
-        Be woken while inside; enter before reading the feed, so that nothing falls between.
+        Register a waiter; enter before reading the feed, so that no row falls in between.
 
-        Watchers and polls are counted apart: who looks on must not keep the workspace from polling.
+        Watchers and polls are counted separately, so that watchers cannot keep the workspace from
+        polling.
         """
         others = self._waiters.get(workspace_id, ())
         if sum(other.is_watcher == is_watcher for other in others) >= _MAX_WAITERS:
@@ -85,75 +86,69 @@ class Wakeups:
                 del self._waiters[workspace_id]
 
     def grew(self, workspace_id: WorkspaceId) -> None:
-        """Call after a commit: wakes waiters here at once, and elsewhere soon."""
+        """Call after a commit: wakes waiters here at once, and in other processes soon."""
         self._wake(workspace_id)
-        self._to_tell.add(workspace_id)
-        self._something_to_tell.set()
+        self._to_notify.add(workspace_id)
+        self._has_news.set()
 
     def stop(self) -> None:
-        """Wake everyone: whoever waits answers with what there is."""
+        """Wake everyone: waiting requests answer with what there is."""
         self.stopping = True
-        self._wake_all()
+        self._wake(*self._waiters)
 
-    def _wake(self, workspace_id: WorkspaceId) -> None:
-        for waiter in self._waiters.get(workspace_id, ()):
-            waiter.changed.set()
+    def _wake(self, *workspace_ids: WorkspaceId) -> None:
+        for workspace_id in workspace_ids:
+            for waiter in self._waiters.get(workspace_id, ()):
+                waiter.changed.set()
 
-    def _wake_all(self) -> None:
-        for workspace_id in self._waiters:
-            self._wake(workspace_id)
-
-    async def tell(self) -> None:
-        """Tell the other processes, for ever; one notice for all that was gathered."""
+    async def keep_notifying(self) -> None:
+        """Notify the other processes until cancelled."""
         while True:
-            await self._something_to_tell.wait()
+            await self._has_news.wait()
             await asyncio.sleep(_GATHER_SECONDS)
             try:
-                await self.tell_now()
+                await self.notify_others()
             except RestanteError as error:
                 log.warning("notice_failed", reason=str(error))
-                await asyncio.sleep(_TELL_AGAIN_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
             except Exception:
                 log.exception("notice_failed")
-                await asyncio.sleep(_TELL_AGAIN_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
 
-    async def tell_now(self) -> None:
-        """Tell what was gathered so far; what could not be told stays to be told."""
-        gathered = list(self._to_tell)
-        for start in range(0, len(gathered), _IDS_PER_NOTICE):
-            await self._notify(gathered[start : start + _IDS_PER_NOTICE])
-        if not self._to_tell:
-            self._something_to_tell.clear()
+    async def notify_others(self) -> None:
+        """Send what is pending; what cannot be sent stays pending."""
+        pending = list(self._to_notify)
+        for start in range(0, len(pending), _IDS_PER_NOTIFICATION):
+            batch = pending[start : start + _IDS_PER_NOTIFICATION]
+            self._to_notify.difference_update(batch)  # before sending: what grows later is news
+            try:
+                await self._db.notify(CHANNEL, ",".join([self._name, *map(str, batch)]))
+            except BaseException:
+                self._to_notify.update(batch)
+                raise
+        if not self._to_notify:
+            self._has_news.clear()
 
-    async def _notify(self, grown: Collection[WorkspaceId]) -> None:
-        self._to_tell.difference_update(grown)  # before the notice: what grows after it is new
-        try:
-            async with self._db.connection() as connection:
-                await feed.notify(connection, ",".join([self._name, *map(str, grown)]))
-        except BaseException:
-            self._to_tell.update(grown)
-            raise
-
-    async def listen(self) -> None:
-        """Hear the other processes, for ever; after a gap in hearing, everyone looks again."""
+    async def keep_listening(self) -> None:
+        """Receive the others' notifications until cancelled; after a gap, everyone looks again."""
         while True:
             try:
-                async with self._listener.listening(feed.CHANNEL, self._heard) as lost:
-                    self._wake_all()
+                async with self._listener.listening(CHANNEL, self._on_notification) as lost:
+                    self._wake(*self._waiters)
                     await lost.wait()
                 log.warning("listening_failed", reason="The connection was lost.")
             except RestanteError as error:
                 log.warning("listening_failed", reason=str(error))
             except Exception:
                 log.exception("listening_failed")
-            await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)
 
-    def _heard(self, payload: str) -> None:
-        """Wake those that another process named; our own were woken at the commit."""
+    def _on_notification(self, payload: str) -> None:
+        """Wake the waiters that another process names; our own were woken at the commit."""
         sender, *ids = payload.split(",")
         if sender == self._name:
             return
         for part in ids:
-            workspace_id = as_uuid(part)  # anyone on this database may send nonsense
+            workspace_id = as_uuid(part)  # any session of this database may send anything
             if workspace_id is not None:
                 self._wake(WorkspaceId(workspace_id))

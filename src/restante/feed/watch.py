@@ -1,33 +1,33 @@
 """
-Follows a feed for as long as somebody watches it, one batch of committed rows at a time.
+Follows a feed, one batch of committed rows at a time.
 
-A watch keeps a position and nothing else: no row is queued for it and no connection is held while
-it waits.  A watcher that takes long finds its rows in the table when it comes for them.
+A watch keeps a position and nothing else: no rows are queued for it, and it holds no connection
+while it waits.  A slow watcher finds its rows in the table when it is ready for them.
 """
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from restante import wire
 from restante.errors import CursorGone, DatabaseUnavailable, StatementTimedOut
-from restante.feed.rules import Activity
 from restante.feed.service import Feed, Query
 from restante.feed.wakeups import Waiter
 from restante.ids import ActivityId, WorkspaceId
 
-# Proxies cut what has been silent for half a minute or a minute.
+# Proxies close connections that are silent for half a minute or a minute.
 HEARTBEAT_SECONDS = 15.0
-# How long a permission is good for before it is looked up again.
+# How long a permission is trusted before it is checked again.
 TRUST_SECONDS = 1.0
-# A row can have a megabyte, and a page is in memory while it is sent.
+# A row can have a megabyte, and a page stays in memory while it is sent.
 PAGE_ROWS = 20
-_LOOK_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 
 Check = Callable[[], Awaitable[object]]
 
 
 class Watch:
-    """One who follows a feed."""
+    """A position in a feed that moves forward."""
 
     def __init__(self, feed: Feed, workspace_id: WorkspaceId, waiter: Waiter, check: Check) -> None:
         self._feed = feed
@@ -36,12 +36,12 @@ class Watch:
         self._check = check
         self._checked_at = time.monotonic()
         self._seq = 0
-        self._ready: Sequence[Activity] = ()  # read before the watch was granted
-        self._behind = False  # there may be rows that we have not been woken for
-        self.last_id: ActivityId | None = None  # where it began; None if there was no row yet
+        self._ready: Sequence[wire.ActivityRow] = ()  # read before the watch began
+        self._behind = False  # there may be rows without a wake-up
+        self.last_id: ActivityId | None = None  # where it began; None: before the first row
 
     async def begin_after(self, row: ActivityId) -> None:
-        """Begin with the row after this one; raises CursorGone, as the feed does."""
+        """Begin with the row after this one; raises CursorGone."""
         try:
             self._seq = await self._feed.seq_of(self._workspace_id, row)
             self._ready = await self._look()
@@ -56,17 +56,17 @@ class Watch:
     async def begin_now(self) -> None:
         """Begin with the first row that is not there yet."""
         page = await self._feed.read(self._workspace_id, Query(limit=1))
-        # Without a row to begin after, all that is not trimmed came since.
+        # Without a row to begin after, every row that is not trimmed is newer.
         self._seq = page.marks.trimmed_seq
         for newest in page.rows:
-            self._seq, self.last_id = newest.seq, newest.id
+            self._seq, self.last_id = newest.seq, ActivityId(newest.id)
 
-    async def batch(self) -> Sequence[Activity] | None:
+    async def batch(self) -> Sequence[wire.ActivityRow] | None:
         """
-        The next rows, when there are some; none after a quiet while; None when the server stops.
+        Wait for the next rows; empty after a quiet while, None when the server stops.
 
-        Raises what the check raises when the watcher may no longer look, and CursorGone when rows
-        were trimmed away before they could be sent.  A database that is away is waited for.
+        Raises what the check raises when the watcher loses its permission, and CursorGone when
+        rows were trimmed before they could be sent.  An unavailable database is waited for.
         """
         if self._ready:
             rows, self._ready = self._ready, ()
@@ -77,11 +77,11 @@ class Watch:
                 await self._waiter.wait(max(0.0, quiet_until - time.monotonic()))
             if self._feed.wakeups.stopping:
                 return None
-            rows = await self._look_if_possible()
+            rows = await self._look_or_retry()
             if rows or time.monotonic() >= quiet_until:
                 return rows
 
-    async def _look_if_possible(self) -> Sequence[Activity]:
+    async def _look_or_retry(self) -> Sequence[wire.ActivityRow]:
         try:
             if time.monotonic() - self._checked_at >= TRUST_SECONDS:
                 await self._check()
@@ -89,10 +89,10 @@ class Watch:
             return await self._look()
         except (DatabaseUnavailable, StatementTimedOut):
             self._behind = True
-            await self._waiter.wait(_LOOK_AGAIN_SECONDS)
+            await self._waiter.wait(_RETRY_SECONDS)
             return ()
 
-    async def _look(self) -> Sequence[Activity]:
+    async def _look(self) -> Sequence[wire.ActivityRow]:
         page = await self._feed.rows_after(self._workspace_id, self._seq, PAGE_ROWS)
         self._behind = len(page.rows) == PAGE_ROWS
         if page.rows:
@@ -107,7 +107,7 @@ async def watching(
     """
     Watch a feed after a row, or from now on.
 
-    `check` raises when the watcher may no longer look.  Raises TooManyAtOnce and CursorGone.
+    `check` raises when the watcher loses its permission.  Raises TooManyAtOnce and CursorGone.
     """
     async with feed.wakeups.waiting(
         workspace_id, is_watcher=True

@@ -1,16 +1,15 @@
-"""A workspace reads its feed, waits for it, and says how far it has handled it."""
+"""Read the feed, wait for new rows, and acknowledge what was handled."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from restante import wire
-from restante.delivery.download import until_gone
 from restante.errors import (
     BadRequest,
     CursorGone,
@@ -19,15 +18,19 @@ from restante.errors import (
     WorkspaceUnknown,
 )
 from restante.feed import rules
-from restante.feed.rules import Activity, Filter, Page
-from restante.feed.service import Query
+from restante.feed.rules import Filter, Page
+from restante.feed.service import Feed, Query
+from restante.http.disconnect import disconnected, while_connected
 from restante.http.operations import BODY_REFUSALS, json_body, operation, query_of
 from restante.http.problems import json_response
 from restante.ids import ActivityId, as_uuid
-from restante.server.context import context
 from restante.workspaces import auth
 
-_NULL = Raw(b"null")
+TAG = "feed"
+
+
+def _feed(request: Request) -> Feed:
+    return request.app.state.feed
 
 
 class FeedQuery(msgspec.Struct, frozen=True):
@@ -68,40 +71,27 @@ class FeedQuery(msgspec.Struct, frozen=True):
     summary="Read the feed: newest first, or after a row, oldest first.",
     caller="workspace or admin",
     query=FeedQuery,
-    details="With `wait` the answer is held back until a row arrives or the time is over; an empty "
+    details="With `wait` the request is held until a row arrives or the time is over; an empty "
     "array then means that there was none. A 410 says with `lowest_seq` and `latest_seq` which "
     "rows are kept: start over with `since_seq` one below the lowest, or without a cursor.",
     answers={200: list[wire.ActivityRow]},
     refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, CursorGone, TooManyAtOnce),
-    gives={
-        wire.LOWEST_SEQ: "The lowest seq that is still kept; rows below it are gone.",
+    answer_headers={
+        wire.LOWEST_SEQ: "The lowest seq that is kept; rows below it are gone.",
         wire.LATEST_SEQ: "The seq of the newest row; 0 if there was never one.",
-        wire.ACKED_SEQ: "How far the workspace has said that it handled the feed.",
+        wire.ACKED_SEQ: "The seq up to which the workspace has acknowledged its feed.",
     },
 )
 async def read(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
     query = _query(query_of(request, FeedQuery))
-    reading = context(request).feed.read(workspace.id, query)
+    reading = _feed(request).read(workspace.id, query)
     if query.wait_seconds:
-        page = await _unless_gone(request, asyncio.ensure_future(reading))
+        page = await while_connected(reading, disconnected(request.receive))
         await auth.owner_or_admin(request)  # a token may be revoked while its request waits
     else:
         page = await reading
-    if page is None:
-        return Response(status_code=204)  # nobody is there to read it
-    return json_response([row_of(row) for row in page.rows], headers=_headers(page))
-
-
-async def _unless_gone(request: Request, reading: "asyncio.Future[Page]") -> Page | None:
-    """Wait for the page, but not for a reader that has gone."""
-    leaving = asyncio.ensure_future(until_gone(request.receive))
-    try:
-        await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        return await reading if reading.done() else None
-    finally:
-        leaving.cancel()
-        reading.cancel()
+    return json_response(page.rows, headers=_headers(page))
 
 
 def _query(sent: FeedQuery) -> Query:
@@ -134,32 +124,8 @@ def _filter(sent: FeedQuery) -> Filter:
     return Filter(sent.type, from_agents, not_before)
 
 
-def row_of(row: Activity) -> wire.ActivityRow:
-    """A row as it goes over the wire."""
-    return wire.ActivityRow(
-        id=row.id,
-        workspace_id=row.workspace_id,
-        activity_type=row.activity_type,
-        source_id=row.source_id,
-        target_id=row.target_id,
-        method=row.method,
-        summary=row.summary,
-        request_body=_raw(row.request_body),
-        response_body=_raw(row.response_body),
-        duration_ms=row.duration_ms,
-        status=row.status,
-        error_detail=row.error_detail,
-        created_at=row.created_at,
-        seq=row.seq,
-    )
-
-
-def _raw(json: str | None) -> Raw:
-    return _NULL if json is None else Raw(json.encode())
-
-
 def _headers(page: Page) -> dict[str, str]:
-    """Enough for a reader to see a gap."""
+    """Enough for a reader to notice a gap."""
     return {
         wire.LOWEST_SEQ: str(page.marks.lowest_seq),
         wire.LATEST_SEQ: str(page.marks.last_seq),
@@ -168,7 +134,7 @@ def _headers(page: Page) -> dict[str, str]:
 
 
 @operation(
-    summary="Say how far the feed has been handled; a stale mark changes nothing.",
+    summary="Acknowledge rows of the feed up to a seq; a stale mark changes nothing.",
     caller="workspace",
     body=wire.FeedAck,
     answers={200: wire.FeedAcked},
@@ -177,5 +143,13 @@ def _headers(page: Page) -> dict[str, str]:
 async def acknowledge(request: Request) -> Response:
     workspace = await auth.owner(request)
     sent = await json_body(request, wire.FeedAck)
-    mark = await context(request).feed.acknowledge(workspace.id, sent.acked_seq)
+    mark = await _feed(request).acknowledge(workspace.id, sent.acked_seq)
     return json_response(wire.FeedAcked(mark))
+
+
+_ACTIVITY = "/workspaces/{workspace_id}/activity"
+
+ROUTES = [
+    Route(_ACTIVITY, read),
+    Route(_ACTIVITY + "/ack", acknowledge, methods=["POST"]),
+]

@@ -1,9 +1,9 @@
 """
-What an operation takes and gives, said once: the handler decodes with it, OpenAPI describes it.
+What an operation takes and returns, declared once: handlers decode with it, OpenAPI describes it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
@@ -19,9 +19,10 @@ Caller = Literal["anyone", "workspace", "workspace or admin", "any workspace or 
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_JSON_BYTES = 1024 * 1024
+MAX_DEPTH = 100
 _JSON_SECONDS = 30
 
-# What reading a JSON body may end in, beside BadRequest.
+# What reading a JSON body can raise, beside BadRequest.
 BODY_REFUSALS = (MessageTooLarge, UploadTooSlow)
 
 
@@ -32,7 +33,7 @@ class Operation:
     summary: str
     caller: Caller
     details: str = ""  # what a caller should know beyond the summary
-    heeds_token: bool = False  # anyone may call, and a token says who does
+    reads_token: bool = False  # anyone may call, and a token says who does
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
     files: bool = False  # the body is multipart with parts named `files`
@@ -41,8 +42,8 @@ class Operation:
     )  # status to type, media type, or None where there is no body
     # What is refused and why; a bare status stands for every error that has it.
     refusals: Sequence[int | type[RestanteError]] = ()
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])  # request headers it heeds
-    gives: Mapping[str, str] = field(default_factory=dict[str, str])  # headers of its answers
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])  # request headers it reads
+    answer_headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 _described: dict[Handler, Operation] = {}
@@ -69,7 +70,7 @@ async def json_body(request: Request, shape: type[T]) -> T:
 
 
 async def read_limited(request: Request) -> bytes:
-    """The whole body, as far as it may go."""
+    """The whole body, within the limits of size and time."""
     try:
         async with asyncio.timeout(_JSON_SECONDS):
             return await _read(request)
@@ -100,7 +101,7 @@ def _decoded(body: bytes, shape: type[T]) -> T:
 
 
 def query_of(request: Request, shape: type[T]) -> T:
-    """Decode the query; parameters we do not know are not our business."""
+    """Decode the query; unknown parameters are ignored."""
     known = {f.encode_name: f.name for f in msgspec.structs.fields(shape)}
     given = {name: value for name, value in request.query_params.items() if name in known}
     try:
@@ -108,7 +109,7 @@ def query_of(request: Request, shape: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise BadRequest(_sentence(str(error))) from error
     for name in given:
-        # The text "null" was read as if nothing had been sent, which would drop a filter or cursor.
+        # The text "null" decodes to None, which would silently drop a filter or a cursor.
         if getattr(found, known[name]) is None:
             raise BadRequest(f"{name} is wrong: leave it out instead of sending null.")
     return found
@@ -120,3 +121,23 @@ def _sentence(problem: str) -> str:
     what = what.replace("`", "")
     name = path.rstrip("`").lstrip(".")
     return f"{name} is wrong: {what[:1].lower()}{what[1:]}." if name else f"{what}."
+
+
+def is_too_deep(value: object) -> bool:
+    """
+    Whether decoded JSON is nested deeper than `MAX_DEPTH`.
+
+    Readers have limits of their own: a feed row that one cannot parse would stop it for ever.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for container in level for inner in _inside(container)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(container: object) -> Iterable[object]:
+    if isinstance(container, dict):
+        return cast("dict[str, object]", container).values()
+    return cast("list[object]", container) if isinstance(container, list) else ()

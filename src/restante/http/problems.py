@@ -1,4 +1,4 @@
-"""RestanteError to status and JSON body, in one table; anything else is a bug and says so."""
+"""Decides the HTTP status and JSON body of every error; anything unknown is a bug."""
 
 from collections.abc import Mapping
 
@@ -60,7 +60,7 @@ def json_response(
 
 
 async def on_restante_error(_request: Request, error: Exception) -> Response:
-    """A failure we raised on purpose: its sentence, its code, and its status."""
+    """The answer to an error that we raised on purpose: its sentence, its code, and its status."""
     assert isinstance(error, RestanteError)  # noqa: S101 - registered for this type
     status = STATUS.get(type(error), 500)
     if status >= 500:
@@ -70,7 +70,7 @@ async def on_restante_error(_request: Request, error: Exception) -> Response:
 
 
 def _headers(error: RestanteError) -> dict[str, str]:
-    """What a client of HTTP looks for in the headers of such a refusal."""
+    """The headers that HTTP defines for such an error."""
     headers: dict[str, str] = {}
     if isinstance(error, errors.NotAuthenticated):
         headers["WWW-Authenticate"] = "Bearer"
@@ -82,7 +82,7 @@ def _headers(error: RestanteError) -> dict[str, str]:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """What the router refuses by itself, in the same shape as everything else."""
+    """What the router refuses, in the same shape as our own errors."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this type
     status = error.status_code
     body = {
@@ -96,7 +96,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """Every method of the address; the router knows only those of the first route that has it."""
+    """Every method of the address; the router knows only those of the first matching route."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     found = {
         method
@@ -108,12 +108,12 @@ def _allowed(request: Request) -> str:
 
 
 async def on_bug(_request: Request, error: Exception) -> Response:
-    """Anything else: "internal" outside, the full trace inside."""
+    """Anything else: "internal" in the answer, the full trace in the log."""
     log.error("bug", exc_info=error)
     return json_response({"error": "Something went wrong in the server.", "code": "internal"}, 500)
 
 
 def server_stopping() -> Response:
-    """For a request that was still at work when the server's time was up."""
+    """For a request that was still running when the shutdown grace ended."""
     body = {"error": "The server is stopping. Try again in a moment.", "code": "stopping"}
     return json_response(body, 503, {"Retry-After": "1", "Connection": "close"})

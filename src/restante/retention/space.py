@@ -1,101 +1,143 @@
-"""Space accounting: what there is, what holds it, and when the disk is full."""
+"""The space account: what takes space, what keeps it, and when the disk is full."""
 
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
+from typing import Any
 
-from restante.database import partitions as leaves
-from restante.database.pool import Database, Tx
-from restante.retention import space_store as space
-from restante.retention.account import LeafSpace, Space, TableSpace
-from restante.retention.rules import Leaf, LeafState
-from restante.retention.space_store import Relation
+from restante.database import partitions
+from restante.database.partitions import Partition, PartitionState
+from restante.database.pool import Connection, Database
+from restante.retention import rules, store
+from restante.retention.store import Relation
+from restante.retention.subjects import Account, RowSubject, Subjects
+from restante.wire import PartitionSpaceView, SpaceView, TableSpaceView
+
+# Growth is measured over a week of samples.
+_SAMPLES_KEPT = timedelta(days=8)
 
 
 class SpaceAccount:
-    """Looks at the tables; the disk is looked at where it is this machine's."""
+    """Looks at the tables, and at the disk if it is on this machine."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, subjects: Subjects) -> None:
         self._db = db
+        self._subjects = subjects
 
-    async def look(self) -> Space:
-        """The whole picture.  Reads only, each table once."""
-        now = datetime.now(UTC)
+    async def look(self, *, now: datetime) -> SpaceView:
+        """The whole account, in a read-only transaction that reads each table once."""
         async with self._db.transaction(readonly=True) as tx:
-            found = await leaves.all_leaves(tx)
-            buckets = _buckets(found)
-            relations = await space.relations(tx)
-            uploads = await space.uploads(tx, [start for start, _ in buckets], now=now)
-            live = {name: uploads.live_bytes.get(n, 0) for n, (_, name) in enumerate(buckets, 1)}
-            return Space(
-                tables=_tables(relations, found),
-                leaves=_leaves(relations, found, live),
-                live_bytes=uploads.bytes,
-                states=uploads.states,
-                workspaces_active=await space.workspaces_active(tx),
-                workspaces=uploads.workspaces,
-                lags=await space.lags(tx),
-                pins=[*await space.pins(tx), *uploads.silent],
-                lead_seconds=leaves.lead_seconds(found, now=now),
-                growth_bytes_per_day=await space.growth_bytes_per_day(tx, now=now),
-                free_bytes=await _free_bytes(tx),
+            tables = self._subjects.partitioned_tables
+            found = await partitions.partitions_of(tx, tables)
+            accounts = [await one.account(tx, found, now=now) for one in self._subjects]
+            growth = await store.growth_bytes_per_day(tx, now=now)
+            free = await _free_bytes(tx)
+            return SpaceView(
+                **self._sizes(await store.relations(tx), found, accounts),
+                pins=[*await store.pins(tx), *(pin for one in accounts for pin in one.pins)],
+                lead_seconds=partitions.lead_seconds(tables, found, now=now),
+                growth_bytes_per_day=growth,
+                free_bytes=free,
+                days_until_full=rules.days_until_full(free, growth),
+                **{name: value for one in accounts for name, value in one.fields.items()},
             )
 
-    async def sample(self) -> Space:
-        """Look, and remember the total to see it grow."""
-        seen = await self.look()
+    async def sample(self, *, now: datetime) -> SpaceView:
+        """Look, and record the total to measure growth."""
+        seen = await self.look(now=now)
         async with self._db.connection() as connection:
-            await space.take_sample(connection, seen.total_bytes, now=datetime.now(UTC))
+            await store.take_sample(connection, seen.total_bytes, now=now)
         return seen
 
+    def _sizes(
+        self,
+        relations: Sequence[Relation],
+        found: Sequence[Partition],
+        accounts: Sequence[Account],
+    ) -> Mapping[str, Any]:
+        tables = self._tables(relations, found)
+        live = {name: size for one in accounts for name, size in one.live_bytes.items()}
+        live_total = sum(one.live_total or 0 for one in accounts)
+        telling = {
+            table
+            for subject, one in zip(self._subjects, accounts, strict=True)
+            if one.live_total is not None
+            for table in subject.tables
+        }
+        stored = sum(table.bytes for table in tables if table.name in telling)
+        return {
+            "tables": tables,
+            "partitions": _partitions(relations, found, live),
+            "total_bytes": sum(table.bytes for table in tables),
+            "live_bytes": live_total,
+            "dead_bytes": max(stored - live_total, 0),
+        }
 
-def _buckets(found: Sequence[Leaf]) -> list[tuple[datetime, str]]:
-    """The beginnings and names of the buckets that take or have files, oldest first."""
-    return sorted(
-        (leaf.span.start, leaf.name)
-        for leaf in found
-        if leaf.table == leaves.CHUNKS.name and leaf.span
-    )
+    def _tables(
+        self, relations: Sequence[Relation], found: Sequence[Partition]
+    ) -> list[TableSpaceView]:
+        """Every table, the largest first; partitions and leftovers count as part of theirs."""
+        table_of = {one.name: one.table for one in found}
+        parts: dict[str, list[Relation]] = {}
+        for relation in relations:
+            parts.setdefault(table_of.get(relation.name, relation.name), []).append(relation)
+        count = Counter(one.table for one in found if one.state is not PartitionState.DETACHED)
+        tables = [
+            TableSpaceView(
+                name,
+                bytes=sum(part.bytes or 0 for part in its),
+                dead_rows=sum(part.dead_rows for part in its),
+                partitions=count[name],
+                subjects=self._subjects.of_table(name),
+            )
+            for name, its in parts.items()
+        ]
+        return sorted(tables, key=lambda table: (-table.bytes, table.name))
 
 
-def _tables(relations: Sequence[Relation], found: Sequence[Leaf]) -> list[TableSpace]:
-    """Every table, the largest first; leaves and what is left over of them are part of theirs."""
-    table_of = {leaf.name: leaf.table for leaf in found}
-    parts: dict[str, list[Relation]] = {}
-    for relation in relations:
-        parts.setdefault(table_of.get(relation.name, relation.name), []).append(relation)
-    count = Counter(leaf.table for leaf in found if leaf.state is not LeafState.DETACHED)
-    tables = [
-        TableSpace(
-            name,
-            bytes=sum(part.bytes or 0 for part in its),
-            dead_rows=sum(part.dead_rows for part in its),
-            leaves=count[name],
-        )
-        for name, its in parts.items()
-    ]
-    return sorted(tables, key=lambda table: (-table.bytes, table.name))
-
-
-def _leaves(
-    relations: Sequence[Relation], found: Sequence[Leaf], live: Mapping[str, int]
-) -> list[LeafSpace]:
-    """Every leaf, the largest first, but for those that somebody is taking away just now."""
-    names = {leaf.name for leaf in found if leaf.state is not LeafState.DETACHING}
+def _partitions(
+    relations: Sequence[Relation], found: Sequence[Partition], live: Mapping[str, int]
+) -> list[PartitionSpaceView]:
+    """Every partition, the largest first, except for those that are just being removed."""
+    names = {one.name for one in found if one.state is not PartitionState.DETACHING}
     measured = [
-        LeafSpace(relation.name, relation.bytes, live.get(relation.name))
+        PartitionSpaceView(
+            relation.name,
+            relation.bytes,
+            live.get(relation.name),
+            max(relation.bytes - live[relation.name], 0) if relation.name in live else None,
+        )
         for relation in relations
         if relation.name in names and relation.bytes is not None
     ]
-    return sorted(measured, key=lambda leaf: (-leaf.bytes, leaf.name))
+    return sorted(measured, key=lambda one: (-one.bytes, one.name))
 
 
-async def _free_bytes(tx: Tx) -> int | None:
-    """The free space of the database's disk, if its directory is one that we can see."""
-    directory = await space.data_directory(tx)
+async def _free_bytes(connection: Connection) -> int | None:
+    """The free space of the database's disk, if its directory can be seen from here."""
+    directory = await store.data_directory(connection)
     try:
         disk = os.statvfs(directory) if directory else None
     except OSError:
         return None
     return disk.f_bavail * disk.f_frsize if disk else None
+
+
+class SpaceSamples(RowSubject):
+    """The samples that growth is measured with."""
+
+    name = "samples"
+    tables = ("space_samples",)
+    action = "delete samples"
+    outcomes = ("samples",)
+
+    async def count_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
+        before = now - _SAMPLES_KEPT
+        return {"samples": await store.count_samples(connection, taken_before=before)}
+
+    async def delete_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
+        deleted = await store.delete_samples(
+            connection, taken_before=now - _SAMPLES_KEPT, limit=self.batch_size
+        )
+        return {"samples": deleted}

@@ -1,78 +1,43 @@
-"""Background passes that keep the tables in shape: leaves ahead of the clock, room given back."""
+"""Creates partitions ahead of the clock."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import structlog
 
-from restante.database import partitions as leaves
+from restante.database import partitions
 from restante.database.pool import Database
-from restante.delivery.fetch import Delivery
-from restante.workspaces import store as workspaces
+from restante.retention.subjects import Subjects
 
 log = structlog.get_logger()
 
-# In a whole retention period: few enough to plan fast, many enough to trim finely.
-_FEED_LEAVES = 12
-_LEAST_FEED_WIDTH = timedelta(minutes=1)
-_LEAST_LEAD = timedelta(hours=6)
-_MOST_LEAVES_AHEAD = 60
-_FORGOTTEN_AT_ONCE = 1000
+_MIN_LEAD = timedelta(hours=6)
+_MAX_PARTITIONS_AHEAD = 60
 
 
-class Upkeep:
-    """Work that nobody asks for and everybody needs."""
-
-    def __init__(
-        self, db: Database, delivery: Delivery, *, bucket: timedelta, feed_retention: timedelta
-    ) -> None:
-        self._db = db
-        self._delivery = delivery
-        self._feed_retention = feed_retention
-        minutes = feed_retention / _FEED_LEAVES // _LEAST_FEED_WIDTH
-        self._widths = {
-            leaves.CHUNKS: bucket,
-            leaves.FEED: max(minutes * _LEAST_FEED_WIDTH, _LEAST_FEED_WIDTH),
-        }
-
-    @property
-    def seconds_between_looks(self) -> float:
-        """Often enough that the leaves never run out, should a few looks fail."""
-        shortest = min(_lead(width) for width in self._widths.values())
-        return min(60.0, shortest.total_seconds() / 4)
-
-    async def create_leaves(self) -> None:
-        """Make sure that rows find a leaf for hours to come, should nobody look again."""
-        for table, width in self._widths.items():
-            lead = _lead(width)
-            created = await leaves.create_ahead(
-                self._db, table, now=datetime.now(UTC), width=width, lead=lead
-            )
-            if created:
-                log.info("leaves_created", table=table.name, count=len(created))
-
-    async def lead_seconds(self) -> dict[str, float]:
-        """How far ahead of the clock each table has leaves."""
-        async with self._db.connection() as connection:
-            found = await leaves.all_leaves(connection)
-        return leaves.lead_seconds(found, now=datetime.now(UTC))
-
-    async def forget_expired(self) -> None:
-        """Give back the room of uploads that never ended, and forget old keys."""
-        forgotten = await self._delivery.forget_expired(now=datetime.now(UTC))
-        if forgotten:
-            log.info("expired_forgotten", count=forgotten)
-
-    async def forget_removed(self) -> None:
-        """Forget workspaces that were removed so long ago that nothing of them is kept."""
-        seen_before = datetime.now(UTC) - self._feed_retention
-        async with self._db.connection() as connection:
-            forgotten = await workspaces.forget_removed(
-                connection, seen_before=seen_before, limit=_FORGOTTEN_AT_ONCE
-            )
-        if forgotten:
-            log.info("workspaces_forgotten", count=forgotten)
+def lead_of(width: timedelta) -> timedelta:
+    """How far ahead of the clock partitions exist: hours, and at least three partitions."""
+    return min(max(3 * width, _MIN_LEAD), _MAX_PARTITIONS_AHEAD * width)
 
 
-def _lead(width: timedelta) -> timedelta:
-    """How far ahead of the clock leaves exist: hours, and never fewer than three."""
-    return min(max(3 * width, _LEAST_LEAD), _MOST_LEAVES_AHEAD * width)
+def seconds_between_looks(subjects: Subjects) -> float:
+    """Often enough that partitions do not run out if a few looks fail."""
+    shortest = min(lead_of(subject.width) for subject in subjects.partitions)
+    return min(60.0, shortest.total_seconds() / 4)
+
+
+async def create_partitions(db: Database, subjects: Subjects, *, now: datetime) -> None:
+    """Create partitions for the hours to come."""
+    for subject in subjects.partitions:
+        created = await partitions.create_ahead(
+            db, subject.table, now=now, width=subject.width, lead=lead_of(subject.width)
+        )
+        if created:
+            log.info("partitions_created", table=subject.table.name, count=len(created))
+
+
+async def lead_seconds(db: Database, subjects: Subjects, *, now: datetime) -> dict[str, float]:
+    """How far ahead of the clock each table has partitions."""
+    tables = subjects.partitioned_tables
+    async with db.connection() as connection:
+        found = await partitions.partitions_of(connection, tables)
+    return partitions.lead_seconds(tables, found, now=now)

@@ -1,15 +1,33 @@
-"""What a sweep would do, doing it now, and what takes space: for the operator."""
+"""The sweep's plan, a sweep now, and the status: for the operator."""
+
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from restante import wire
 from restante.errors import NotAuthenticated
 from restante.http.operations import operation
 from restante.http.problems import json_response
-from restante.retention import reports
-from restante.server.context import context
+from restante.retention.space import SpaceAccount
+from restante.retention.sweep import Sweep
+from restante.server.metrics import Metrics
 from restante.workspaces import auth
+
+TAG = "retention"
+
+
+def _sweep(request: Request) -> Sweep:
+    return request.app.state.sweep
+
+
+def _metrics(request: Request) -> Metrics:
+    return request.app.state.metrics
+
+
+def _space(request: Request) -> SpaceAccount:
+    return request.app.state.space
 
 
 @operation(
@@ -20,7 +38,7 @@ from restante.workspaces import auth
 )
 async def plan(request: Request) -> Response:
     auth.admin(request)
-    return json_response(reports.plan_view(await context(request).sweeping.plan()))
+    return json_response(await _sweep(request).plan(now=datetime.now(UTC)))
 
 
 @operation(
@@ -31,18 +49,24 @@ async def plan(request: Request) -> Response:
 )
 async def sweep(request: Request) -> Response:
     auth.admin(request)
-    here = context(request)
-    return json_response(
-        reports.report_view(await here.sweeping.one_pass(here.metrics.sweep, closely=True))
-    )
+    observer = _metrics(request).sweep
+    report = await _sweep(request).run_observed(observer, now=datetime.now(UTC), closely=True)
+    return json_response(report)
 
 
 @operation(
-    summary="Show what takes space, what holds it, and how deliveries stand.",
+    summary="Show what takes space, what keeps it, and the state of deliveries.",
     caller="admin",
     answers={200: wire.SpaceView},
     refusals=(NotAuthenticated,),
 )
 async def status(request: Request) -> Response:
     auth.admin(request)
-    return json_response(reports.space_view(await context(request).space.look()))
+    return json_response(await _space(request).look(now=datetime.now(UTC)))
+
+
+ROUTES = [
+    Route("/admin/retention/plan", plan),
+    Route("/admin/retention/sweep", sweep, methods=["POST"]),
+    Route("/admin/status", status),
+]

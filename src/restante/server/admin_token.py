@@ -1,4 +1,4 @@
-"""The operator's token, made once and kept where only its owner can read it."""
+"""The operator's token: generated once, and stored where only its owner can read it."""
 
 import os
 import secrets
@@ -9,29 +9,29 @@ from restante.errors import DataDirectoryUnusable
 FILE_NAME = "admin-token"
 
 
-def kept_in(directory: Path) -> str:
+def stored_in(directory: Path) -> str:
     """
-    The token of this data directory, made on first use with mode 0600.
+    The token of this data directory, generated on first use with mode 0600.
 
-    Two processes that start at once agree: the file appears whole, and the first one wins.
+    Two processes that start at once agree: the file is created atomically, and the first one wins.
     """
     path = directory / FILE_NAME
     try:
         if not path.exists():
-            _make(path)
+            _generate(path)
         token = path.read_text().strip()
     except OSError as error:
         raise DataDirectoryUnusable(
-            f"The admin token cannot be kept in {path}: {error.strerror}."
+            f"The admin token cannot be stored in {path}: {error.strerror}."
         ) from error
     if not token:
         raise DataDirectoryUnusable(
-            f"The admin token in {path} is empty. Remove the file, and a new one is made."
+            f"The admin token in {path} is empty. Remove the file, and a new token is generated."
         )
     return token
 
 
-def _make(path: Path) -> None:
+def _generate(path: Path) -> None:
     draft = path.with_name(f".{FILE_NAME}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:

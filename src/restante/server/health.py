@@ -1,19 +1,62 @@
-"""Alive, ready, and the metrics page."""
+"""Alive, ready, and the metrics."""
+
+import asyncio
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from restante import wire
-from restante.errors import NotReady
+from restante.database import migrate, rules
+from restante.database.pool import Database
+from restante.database.rules import Migration
+from restante.errors import NotReady, RestanteError
 from restante.http.operations import operation
 from restante.http.problems import json_response
-from restante.server.context import context
-from restante.server.metrics import CONTENT_TYPE
+from restante.server.metrics import CONTENT_TYPE, Metrics
 from restante.workspaces import auth
+
+TAG = "health"
+
+# Longer than this, and the prober has given up.
+_ANSWER_WITHIN_SECONDS = 2.0
+
+
+class Readiness:
+    """Whether the database answers and is migrated far enough; asked anew each time."""
+
+    def __init__(self, db: Database, migrations: Sequence[Migration]) -> None:
+        self._db = db
+        self._migrations = migrations
+
+    async def check(self) -> None:
+        """Raise NotReady with the reason, or return."""
+        try:
+            async with asyncio.timeout(_ANSWER_WITHIN_SECONDS), self._db.connection() as connection:
+                state = await migrate.schema_state(connection)
+                rules.check_compatible(self._migrations, state)
+        except TimeoutError as error:
+            raise NotReady(
+                f"The database did not answer within {_ANSWER_WITHIN_SECONDS:g} s."
+            ) from error
+        except RestanteError as error:
+            raise NotReady(str(error)) from error
+        missing = rules.due(self._migrations, state, {rules.Phase.PRE})
+        if missing:
+            raise NotReady(f"Migration {missing[0]} has not run; run `restante migrate`.")
+
+
+def _readiness(request: Request) -> Readiness:
+    return request.app.state.readiness
+
+
+def _metrics(request: Request) -> Metrics:
+    return request.app.state.metrics
 
 
 @operation(
-    summary="Whether the process runs and its event loop turns.",
+    summary="Whether the process runs and its event loop responds.",
     caller="anyone",
     answers={200: wire.Alive},
 )
@@ -24,12 +67,12 @@ async def health(_request: Request) -> Response:
 @operation(
     summary="Whether the database is reachable and migrated.",
     caller="anyone",
-    details="Decides where requests go; a server that is not ready need not be restarted.",
+    details="For load balancers; a server that is not ready need not be restarted.",
     answers={200: wire.Ready},
     refusals=(NotReady,),
 )
 async def ready(request: Request) -> Response:
-    await context(request).readiness.check()
+    await _readiness(request).check()
     return json_response(wire.Ready("ready"))
 
 
@@ -39,6 +82,12 @@ async def ready(request: Request) -> Response:
     answers={200: CONTENT_TYPE},
 )
 async def metrics(request: Request) -> Response:
-    return Response(
-        context(request).metrics.page(for_operator=auth.is_admin(request)), media_type=CONTENT_TYPE
-    )
+    page = _metrics(request).page(for_operator=auth.is_admin(request))
+    return Response(page, media_type=CONTENT_TYPE)
+
+
+ROUTES = [
+    Route("/health", health),
+    Route("/ready", ready),
+    Route("/metrics", metrics),
+]

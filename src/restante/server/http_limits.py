@@ -1,4 +1,4 @@
-"""Bounds what comes before a request is one: its head must be short, and must not take for ever."""
+"""Limits the size of a request's head and the time it may take."""
 
 import asyncio
 
@@ -15,13 +15,13 @@ _TOO_LONG = (
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Uvicorn's protocol, which by itself would collect a head of any length."""
+    """Uvicorn's protocol, which by itself accepts a head of any length."""
 
     _head_bytes = 0
     _in_head = True
     _timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as the base has it
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as in the base class
         super().connection_made(transport)
         self._begin_head()
 
@@ -30,7 +30,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._begin_head()
 
     def on_headers_complete(self) -> None:
-        self._end_head()
+        self._in_head = False
+        self._stop_timer()
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -42,7 +43,7 @@ class BoundedHttp(HttpToolsProtocol):
                 self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def _begin_head(self) -> None:
@@ -50,8 +51,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._timer is None:
             self._timer = self.loop.call_later(MAX_HEAD_SECONDS, self.transport.close)
 
-    def _end_head(self) -> None:
-        self._in_head = False
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -15,9 +15,9 @@ from restante.server.http_limits import BoundedHttp
 
 def listen(host: str, port: int) -> socket.socket:
     """
-    Bind before anything else is started, so that a mistake costs nothing.
+    Bind before anything else is started, so that a mistake fails fast.
 
-    Raises AddressTaken with a sentence.
+    Raises AddressTaken.
     """
     try:
         return _bound(host, port)
@@ -44,13 +44,13 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket, host: str) -> str:
-    """The address as a person would type it."""
+    """The URL as a person would type it."""
     port = listening.getsockname()[1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """Whether only this machine can connect to that address."""
     if host == "localhost":
         return True
     try:
@@ -60,7 +60,7 @@ def is_loopback(host: str) -> bool:
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn that says when it is ready and leaves signals to us."""
+    """Uvicorn that reports when it is ready and leaves signal handling to us."""
 
     def __init__(self, app: ASGIApp, *, grace_seconds: float, on_ready: Callable[[], None]) -> None:
         super().__init__(
@@ -73,7 +73,7 @@ class HttpServer(uvicorn.Server):
                 proxy_headers=False,
                 http=BoundedHttp,
                 ws="websockets-sansio",
-                ws_max_size=64 * 1024,  # nobody has anything to say to us there
+                ws_max_size=64 * 1024,  # watchers have nothing to send
                 timeout_graceful_shutdown=grace_seconds,  # pyright: ignore[reportArgumentType] - a float works
             )
         )
@@ -81,7 +81,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Uvicorn would send the signal to the process again once it is done, before we are."""
+        """Uvicorn would raise the signal again once it has stopped, before we have."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -7,14 +7,14 @@ from typing import Literal
 import structlog
 from structlog.typing import Processor
 
-# Libraries speak through here at warning level; their chatter is not ours to print.
+# Libraries log warnings and above.
 _QUIET = ("uvicorn", "uvicorn.error", "asyncio", "aiohttp")
-# Says with a trace, again and again, that a Postgres which is away cannot be reached.
+# Logs a trace for every failed connection while Postgres is down.
 _SILENT = ("asyncpg",)
 
 
 def configure(style: Literal["auto", "columns", "json"], level: str) -> None:
-    """Set up logging for this process: ours through structlog, the libraries' in the same shape."""
+    """Set up logging: ours through structlog, the libraries' in the same format."""
     columns = style == "columns" or (style == "auto" and sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -42,11 +42,11 @@ def configure(style: Literal["auto", "columns", "json"], level: str) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in _SILENT:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    logging.getLogger("uvicorn.error").addFilter(_not_told_before)
+    logging.getLogger("uvicorn.error").addFilter(_is_not_logged_by_us)
 
 
-def _not_told_before(record: logging.LogRecord) -> bool:
-    """`web.problems` has logged the trace of a bug before uvicorn does it a second time."""
+def _is_not_logged_by_us(record: logging.LogRecord) -> bool:
+    """`http.problems` logs the trace of a bug; uvicorn would log it a second time."""
     return not record.getMessage().startswith("Exception in ASGI application")
 
 
@@ -54,7 +54,7 @@ def _for_people() -> list[Processor]:
     return [
         structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
-            # The pretty one prints local variables, and with them tokens and contents.
+            # The default one prints local variables, and with them tokens and contents.
             exception_formatter=structlog.dev.plain_traceback,
         )
     ]

@@ -1,9 +1,9 @@
 """
-Supervised background loops: run a pass now, then one per interval, until told to stop.
+Supervised background loops: run a pass now, then one per interval, until stopped.
 
-The loop knows no table and the pass knows no timer.  A pass that raises is logged and counted,
-and the next one runs; a pass that does not end is cut at its deadline; the loop itself, should it
-crash, is started again after a pause that grows.  None of this ever takes the server down.
+The loop knows no table and the pass knows no timer.  A pass that raises is logged and counted, and
+the next one runs.  A pass that exceeds its deadline is cancelled.  A loop that crashes is restarted
+with back-off.  None of this takes the server down.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ log = structlog.get_logger()
 
 Pass = Callable[[], Awaitable[None]]
 
-# How long a cancelled pass may take to let go before it is abandoned.
-_LETTING_GO_SECONDS = 2.0
-_FIRST_PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 60.0
+# How long a cancelled pass may take to end before it is abandoned.
+_CANCEL_SECONDS = 2.0
+_FIRST_BACKOFF_SECONDS = 1.0
+_MAX_BACKOFF_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Loop:
 
 
 class Observer(Protocol):
-    """Hears how each pass ended."""
+    """Is told how each pass ended."""
 
     def pass_ended(self, loop: str, outcome: str, seconds: float) -> None: ...
     def loop_restarted(self, loop: str) -> None: ...
@@ -65,10 +65,10 @@ class Loops:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_LETTING_GO_SECONDS)
+            await asyncio.wait(self._tasks, timeout=_CANCEL_SECONDS)
 
     async def _supervise(self, loop: Loop) -> None:
-        pause_seconds = _FIRST_PAUSE_SECONDS
+        pause_seconds = _FIRST_BACKOFF_SECONDS
         while not self._stop.is_set():
             try:
                 await self._run(loop)
@@ -76,7 +76,7 @@ class Loops:
                 log.exception("loop_crashed", loop=loop.name, again_in_seconds=pause_seconds)
                 self._observer.loop_restarted(loop.name)
                 await self._pause(pause_seconds)
-                pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+                pause_seconds = min(2 * pause_seconds, _MAX_BACKOFF_SECONDS)
 
     async def _run(self, loop: Loop) -> None:
         while not self._stop.is_set():
@@ -94,12 +94,12 @@ class Loops:
 
 
 async def _outcome_of(loop: Loop) -> str:
-    """Run one pass to its end or its deadline, and say which it was."""
+    """Run one pass to its end or its deadline; returns the outcome."""
     task = asyncio.ensure_future(loop.one_pass())
     try:
         done, _ = await asyncio.wait({task}, timeout=loop.deadline_seconds)
         if not done:
-            return await _cut(loop, task)
+            return await _cancel(loop, task)
     except asyncio.CancelledError:
         task.cancel()
         raise
@@ -113,10 +113,10 @@ async def _outcome_of(loop: Loop) -> str:
     return "error"
 
 
-async def _cut(loop: Loop, task: "asyncio.Future[None]") -> str:
+async def _cancel(loop: Loop, task: "asyncio.Future[None]") -> str:
     task.cancel()
-    done, _ = await asyncio.wait({task}, timeout=_LETTING_GO_SECONDS)
+    done, _ = await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
     if done and not task.cancelled():
-        task.exception()  # retrieved, so that the event loop does not report it a second time
+        task.exception()  # retrieved, so that the event loop does not log it again
     log.error("pass_cut", loop=loop.name, deadline_seconds=loop.deadline_seconds, ended=bool(done))
     return "deadline"

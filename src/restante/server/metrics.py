@@ -1,23 +1,24 @@
-"""Every metric, its labels and its help text, on one page.  All label values start at 0."""
+"""Every metric, with its labels and its help text.  All label values start at 0."""
 
 import math
+from collections import Counter as Counts
 from collections.abc import Iterable, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from restante.retention.account import Space
+from restante.retention.subjects import Subjects
+from restante.wire import SpaceView, UploadStates
 
 PASS_OUTCOMES = ("ok", "error", "deadline")
 SWEEP_OUTCOMES = ("acked", "expired", "error")
-UPLOAD_STATES = ("never_fetched", "fetched", "acked", "expired")
-PARTITIONED_TABLES = ("chunks", "feed")
+UPLOAD_STATES = UploadStates.__struct_fields__
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class _Page:
-    """What is shown to the same readers, under one namespace."""
+    """Metrics for the same readers, in one namespace."""
 
     def __init__(self, namespace: str) -> None:
         self.registry = CollectorRegistry()
@@ -29,29 +30,29 @@ class _Page:
 class Metrics:
     """The counters of one process, by subject."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, subjects: Subjects) -> None:
         for_all, for_operator = _Page(namespace), _Page(namespace)
         self.registry, self.operator_registry = for_all.registry, for_operator.registry
         self.requests = RequestMetrics(for_all)
         self.loops = LoopMetrics(for_all)
-        self.sweep = SweepMetrics(for_all)
-        self.space = SpaceMetrics(for_all)
-        # These name workspaces, so only the operator is shown them.
+        self.sweep = SweepMetrics(for_all, subjects)
+        self.space = SpaceMetrics(for_all, subjects)
+        # These name workspaces, so only the operator sees them.
         self.workspaces = WorkspaceMetrics(for_operator)
 
-    def saw_space(self, space: Space) -> None:
-        """Show what a look at the tables found."""
+    def saw_space(self, space: SpaceView) -> None:
+        """Set the gauges to what a look at the tables found."""
         self.space.saw(space)
         self.workspaces.saw(space)
 
     def page(self, *, for_operator: bool = False) -> bytes:
-        """All of it as Prometheus text; what names workspaces only for the operator."""
+        """All metrics as Prometheus text; those that name workspaces for the operator only."""
         theirs = generate_latest(self.operator_registry) if for_operator else b""
         return generate_latest(self.registry) + theirs
 
 
 class RequestMetrics:
-    """What is asked over HTTP, and who is connected."""
+    """HTTP requests and open connections."""
 
     def __init__(self, page: _Page) -> None:
         self.answered = page.counter(
@@ -78,18 +79,14 @@ class RequestMetrics:
             self.answered.labels(method, path, status)
         self.seconds.labels(method, path)
 
-    def request_ended(self, method: str, path: str, status: int, seconds: float) -> None:
-        self.answered.labels(method, path, status).inc()
-        self.seconds.labels(method, path).observe(seconds)
-
 
 class LoopMetrics:
-    """How the background passes go."""
+    """Background passes."""
 
     def __init__(self, page: _Page) -> None:
         self.passes = page.counter(
             "loop_passes_total",
-            "Background passes by how they ended.",
+            "Background passes by outcome.",
             ["loop", "outcome"],
         )
         self.last_pass_seconds = page.gauge(
@@ -124,36 +121,45 @@ class LoopMetrics:
 
 
 class SweepMetrics:
-    """What the sweeps have done."""
+    """What sweeps have done."""
 
-    def __init__(self, page: _Page) -> None:
+    def __init__(self, page: _Page, subjects: Subjects) -> None:
+        self.rows = page.counter(
+            "retention_deleted_rows_total",
+            "Rows deleted because they were due, by kind; acked and expired are uploads.",
+            ["kind"],
+        )
+        for outcome in subjects.outcomes:
+            self.rows.labels(outcome)
         self.uploads = page.counter(
             "pending_uploads_swept_total",
-            "Uploads deleted by the sweep, and passes of it that failed.",
+            "Uploads deleted by the sweep, and failed passes.",
             ["outcome"],
         )
         for outcome in SWEEP_OUTCOMES:
             self.uploads.labels(outcome)
         self.bytes_given_back = page.counter(
             "space_given_back_bytes_total",
-            "Bytes that sweeps gave back to the filesystem by dropping leaves.",
+            "Bytes given back to the filesystem by dropping partitions.",
         )
         self.bytes_moved = page.counter(
             "space_moved_bytes_total",
-            "Bytes that sweeps wrote again, to move files out of what they drop.",
+            "Bytes rewritten by sweeps, to move files out of buckets that they drop.",
         )
         self.steps_postponed = page.counter(
             "sweep_steps_postponed_total",
-            "Steps of a sweep that found somebody in their way and were left for the next pass.",
+            "Steps of a sweep that were left for the next pass, most often because of a lock.",
         )
         self.phantom_busy_resets = page.counter(
             "phantom_busy_resets_total",
             "Workspaces whose tasks were reset because they were silent.",
         )
 
-    def swept(self, acked: int, expired: int) -> None:
-        self.uploads.labels("acked").inc(acked)
-        self.uploads.labels("expired").inc(expired)
+    def deleted(self, rows: Counts[str]) -> None:
+        for kind, count in rows.items():
+            self.rows.labels(kind).inc(count)
+        self.uploads.labels("acked").inc(rows["acked"])
+        self.uploads.labels("expired").inc(rows["expired"])
 
     def gave_back(self, dropped: int, moved: int) -> None:
         self.bytes_given_back.inc(dropped)
@@ -167,17 +173,15 @@ class SweepMetrics:
 
 
 class SpaceMetrics:
-    """What the tables take, and how deliveries stand."""
+    """The size of the tables, and the state of deliveries."""
 
-    def __init__(self, page: _Page) -> None:
+    def __init__(self, page: _Page, subjects: Subjects) -> None:
         self.bytes = page.gauge(
-            "space_bytes", "What each table takes on disk, with its leaves.", ["table"]
+            "space_bytes", "Bytes of each table on disk, partitions included.", ["table"]
         )
-        self.live_bytes = page.gauge(
-            "space_live_bytes", "Bytes of files that wait or can be reopened."
-        )
+        self.live_bytes = page.gauge("space_live_bytes", "Bytes of uploads that are not swept yet.")
         self.dead_bytes = page.gauge(
-            "space_dead_bytes", "What the chunks take beyond the files that live."
+            "space_dead_bytes", "Bytes of chunks that belong to no upload any more."
         )
         self.growth = page.gauge(
             "space_growth_bytes_per_day", "How fast the tables grow; NaN until that is known."
@@ -187,21 +191,22 @@ class SpaceMetrics:
             "When the disk is full at this growth; NaN if not known, or never.",
         )
         self.leaf_lead_seconds = page.gauge(
-            "leaf_lead_seconds", "How far ahead of the clock a table has leaves.", ["table"]
+            "leaf_lead_seconds", "How far ahead of the clock a table has partitions.", ["table"]
         )
-        for table in PARTITIONED_TABLES:
-            self.leaf_lead_seconds.labels(table)
+        for table in subjects.partitioned_tables:
+            self.leaf_lead_seconds.labels(table.name)
         self.pins = page.gauge(
-            "space_pins", "Open transactions and replication slots that hold space back."
+            "space_pins",
+            "Transactions, replication slots and workspaces that keep space from being freed.",
         )
-        self.uploads = page.gauge("uploads", "Uploads by how far they got.", ["state"])
+        self.uploads = page.gauge("uploads", "Uploads by state.", ["state"])
         for state in UPLOAD_STATES:
             self.uploads.labels(state)
         self.workspaces_active = page.gauge(
-            "workspaces_active", "Workspaces that were registered and not removed."
+            "workspaces_active", "Workspaces that are registered and not removed."
         )
 
-    def saw(self, space: Space) -> None:
+    def saw(self, space: SpaceView) -> None:
         for table in space.tables:
             self.bytes.labels(table.name).set(table.bytes)
         self.live_bytes.set(space.live_bytes)
@@ -210,7 +215,7 @@ class SpaceMetrics:
         self.days_until_full.set(_or_nan(space.days_until_full))
         self.pins.set(len(space.pins))
         for state in UPLOAD_STATES:
-            self.uploads.labels(state).set(getattr(space.states, state))
+            self.uploads.labels(state).set(getattr(space.uploads, state))
         self.workspaces_active.set(space.workspaces_active)
 
     def saw_lead(self, seconds_by_table: Mapping[str, float]) -> None:
@@ -219,26 +224,26 @@ class SpaceMetrics:
 
 
 class WorkspaceMetrics:
-    """The workspaces with most to deliver."""
+    """The workspaces with most undelivered bytes and rows."""
 
     def __init__(self, page: _Page) -> None:
         self.uploads = page.gauge(
             "workspace_uploads",
-            "The same for the workspaces with most bytes waiting.",
+            "Uploads by state, of the workspaces with most unacknowledged bytes.",
             ["workspace", "state"],
         )
         self.lag = page.gauge(
             "workspace_feed_lag_rows",
-            "Rows not handled yet, for the workspaces furthest behind.",
+            "Unacknowledged feed rows, of the workspaces with most.",
             ["workspace"],
         )
 
-    def saw(self, space: Space) -> None:
-        """Workspaces that are no longer among the first are forgotten, so that labels stay few."""
+    def saw(self, space: SpaceView) -> None:
+        """Labels of workspaces that are no longer among the first are dropped."""
         self.uploads.clear()
         for one in space.workspaces:
             for state in UPLOAD_STATES:
-                count = getattr(one.states, state)
+                count = getattr(one.uploads, state)
                 self.uploads.labels(str(one.workspace_id), state).set(count)
         self.lag.clear()
         for lag in space.lags:

@@ -1,95 +1,97 @@
-"""One log line and one count per request: id, method, route, status, duration; no contents."""
+"""The application as uvicorn sees it: one log line and one count per request, without contents."""
 
 import asyncio
 import re
 import secrets
 import time
+from dataclasses import dataclass
 
 import structlog
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from restante.feed.events import TRANSPORT
 from restante.http.problems import on_bug, server_stopping
-from restante.server.metrics import RequestMetrics
 
 log = structlog.get_logger()
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-# A caller that went away before an answer began; the number is the one proxies use for it.
+# The client went away before an answer began; proxies use this number too.
 CLIENT_CLOSED_REQUEST = 499
 
 
-class Observed:
-    """ASGI middleware that watches a request from its first byte to the answer's last."""
+@dataclass(slots=True)
+class _Answer:
+    """What is sent back, and how far it got."""
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
+    raw_send: Send
+    request_id: str
+    status: int = CLIENT_CLOSED_REQUEST
+    has_begun: bool = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            self.status = message["status"]
+            MutableHeaders(scope=message)["X-Request-ID"] = self.request_id
+        await self.raw_send(message)
+
+
+class ObservedApp(Starlette):
+    """
+    Starlette that logs and counts each request, from its first byte to the answer's last.
+
+    It also puts the connection's transport into the scope, for handlers that must abort it.
+    Uvicorn's `send` is a method of the object that has it; middleware would hide that.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[TRANSPORT] = getattr(getattr(send, "__self__", None), "transport", None)
         if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        answer = _Answer(send, _request_id(scope))
+            return await super().__call__(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        answer = _Answer(send, given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8))
         started = time.monotonic()
         with structlog.contextvars.bound_contextvars(request_id=answer.request_id):
             try:
-                await self._answered(scope, receive, answer)
+                await self._answer(scope, receive, answer)
             finally:
-                self._note(scope, answer.status, time.monotonic() - started)
+                seconds = time.monotonic() - started
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                # The pattern of the route; a raw URL never becomes a label.
+                route = getattr(scope.get("route"), "path", "unmatched")
+                requests = self.state.metrics.requests
+                requests.answered.labels(method, route, answer.status).inc()
+                requests.seconds.labels(method, route).observe(seconds)
+                log.info(
+                    "request",
+                    method=method,
+                    route=route,
+                    status=answer.status,
+                    seconds=round(seconds, 4),
+                )
 
-    async def _answered(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+    async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         """
-        Let the application answer, and answer for it when it cannot.
+        Run the handler, and answer for it when it fails.
 
-        An answer that has begun is left incomplete; uvicorn then cuts the connection, so that it
-        is never taken for a whole one.
+        An answer that has begun is left incomplete; uvicorn then closes the connection, so that it
+        never looks complete.
         """
         try:
-            await self._app(scope, receive, answer.send)
+            await super().__call__(scope, receive, answer.send)
         except ClientDisconnect:
             return
         except asyncio.CancelledError:
-            # Nobody but the end of the server cuts a request.
-            if not answer.begun:
+            # Only the shutdown of the server cancels a request.
+            if not answer.has_begun:
                 await server_stopping()(scope, receive, answer.send)
             raise
         except Exception as error:
             response = await on_bug(Request(scope), error)
-            if not answer.begun:
+            if not answer.has_begun:
                 await response(scope, receive, answer.send)
-
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        route = route_pattern(scope)
-        self._metrics.request_ended(method, route, status, seconds)
-        log.info("request", method=method, route=route, status=status, seconds=round(seconds, 4))
-
-
-class _Answer:
-    """What is sent back, and how far it got."""
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self.request_id = request_id
-        self.status = CLIENT_CLOSED_REQUEST
-        self.begun = False
-        self._send = send
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.begun = True
-            self.status = message["status"]
-            MutableHeaders(scope=message)["X-Request-ID"] = self.request_id
-        await self._send(message)
-
-
-def route_pattern(scope: Scope) -> str:
-    """The pattern of the route that matched; a raw address never becomes a label."""
-    return getattr(scope.get("route"), "path", "unmatched")
-
-
-def _request_id(scope: Scope) -> str:
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)

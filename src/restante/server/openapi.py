@@ -1,8 +1,8 @@
 """
-The OpenAPI 3.1 document, made of the routes and of the types that their handlers use.
+The OpenAPI 3.1 document, generated from the routes and the types that their handlers use.
 
-Nothing is described here that a handler has not said of itself with `@operation`; what every
-operation has in common (errors of the server itself, the request's id) is added once.
+Everything that is special to an operation is declared at its handler with `@operation`; what all
+operations have in common (errors of the server itself, the request id) is added here.
 """
 
 import re
@@ -40,30 +40,30 @@ _SECURITY: Mapping[str, list[Json]] = {
 }
 _TOKENS = {
     "workspace": "The token of the workspace that the request is about.",
-    "sender": "The token of the workspace that sends, whichever it is.",
+    "sender": "The token of the sending workspace.",
     "admin": "The operator's token.",
-    "registration": "The token that new workspaces need on a server that asks for one.",
+    "registration": "The token that new workspaces need, if the server requires one.",
 }
 
-# What any operation can end with, whatever it does; these two codes have no class.
-_INTERNAL = {"internal": "A bug in the server; its log has more under the request's id."}
+# Errors that every operation can have; these two codes have no class.
+_INTERNAL = {"internal": "A bug in the server; its log has the details under the request id."}
 _STOPPING = {"stopping": "The server is stopping; try again in a moment."}
 _READING = (errors.DatabaseUnavailable, errors.StatementTimedOut, errors.TableBusy)
 _WRITING = (errors.DatabaseFull,)
 
 _DESCRIPTION = """\
-Files and messages wait here for workspaces that nobody can call; each polls its feed, fetches what
-is new, and acknowledges it.
+Restante stores files and messages for workspaces that cannot be called. A workspace polls its feed,
+fetches what is new, and acknowledges it.
 
-A refusal is a JSON object with a sentence as `error`, a stable `code` that programs can branch on,
-and further fields where a program needs them. Every answer carries `X-Request-ID`; a request that
-brings one keeps it. Every GET can be asked as HEAD.
+An error is a JSON object with a sentence as `error`, a stable `code` that programs can branch on,
+and further fields where a program needs them. Every answer has `X-Request-ID`; a request that sends
+one keeps it. Every GET route also answers HEAD.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One method of one route, with what its handler says of itself."""
+    """One method of one route, with its handler's `@operation`."""
 
     path: str
     method: str  # lower case
@@ -74,17 +74,17 @@ class Described:
     @property
     def id(self) -> str:
         """Unique, and stable as long as the handler keeps its name."""
-        plain = f"{self.module.rpartition('.')[2]}_{self.name}"
+        plain = f"{self.tag}_{self.name}"
         return f"{plain}_head" if self.method == "head" else plain
 
     @property
     def tag(self) -> str:
-        """The noun: handlers of one noun share a module."""
-        return self.module.rpartition(".")[2]
+        """The noun, which the handler's module names."""
+        return sys.modules[self.module].TAG
 
 
 def described(routes: Iterable[BaseRoute]) -> Iterator[Described]:
-    """Every operation that plain HTTP reaches; raises LookupError for one nobody described."""
+    """Every HTTP operation; raises LookupError for a handler without `@operation`."""
     for route in routes:
         if not isinstance(route, Route):
             continue
@@ -131,7 +131,7 @@ def document(routes: Sequence[BaseRoute]) -> Json:
 
 
 def _tags(every: Sequence[Described]) -> list[Json]:
-    """The nouns; those that only tell of the server itself come last."""
+    """The nouns; those about the server itself come last."""
     modules = {one.tag: sys.modules[one.module] for one in every}
     guarded = {one.tag for one in every if one.operation.caller != "anyone"}
     return [
@@ -212,7 +212,7 @@ _FILES: Json = {
 
 
 def _security(operation: Operation) -> list[Json]:
-    if operation.heeds_token:
+    if operation.reads_token:
         return [{}, *({name: []} for name in ("workspace", "registration", "admin"))]
     return _SECURITY[operation.caller]
 
@@ -238,7 +238,7 @@ def _query_parameters(operation: Operation) -> Iterator[Json]:
     for name, full in shape["properties"].items():
         schema = _never_null(full)
         parameter = {"name": name, "in": "query", "description": schema.pop("description", "")}
-        # A default that the schema itself does not allow means: it must be sent.
+        # A default that the schema does not allow means that the parameter is required.
         default = schema.get("default")
         parameter["required"] = name in shape.get("required", ()) or (
             "const" in schema and schema["const"] != default
@@ -249,7 +249,7 @@ def _query_parameters(operation: Operation) -> Iterator[Json]:
 
 
 def _never_null(schema: Json) -> Json:
-    """A parameter of a query is there or not; null is how the handler sees that it is not."""
+    """Query parameters are never null; None is how the handler sees a missing one."""
     kept = {key: value for key, value in schema.items() if key != "anyOf"}
     for alternative in schema.get("anyOf", ()):
         if alternative != {"type": "null"}:
@@ -285,7 +285,7 @@ _HEADER_SCHEMAS: Mapping[str, Json] = {
 def _common_headers() -> Json:
     return {
         "X-Request-ID": {
-            "description": "Names this request in the server's log.",
+            "description": "The id of this request in the server's log.",
             "required": True,
             "schema": {"type": "string"},
         },
@@ -300,7 +300,7 @@ def _common_headers() -> Json:
             "schema": {"type": "string"},
         },
         "Retry-After": {
-            "description": "In how many seconds to try again, where that is known.",
+            "description": "Seconds until a retry can succeed, if known.",
             "schema": {"type": "integer"},
         },
     }
@@ -332,7 +332,7 @@ def _answers(one: Described, types: Mapping[Any, Json]) -> Json:
     return {
         str(status): {
             "description": HTTPStatus(status).phrase,
-            "headers": _headers(status, one.operation.gives),
+            "headers": _headers(status, one.operation.answer_headers),
         }
         | ({} if one.method == "head" else _content(answer, types))
         for status, answer in one.operation.answers.items()

@@ -2,10 +2,10 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -16,42 +16,42 @@ from starlette.applications import Starlette
 from restante.database import migrate
 from restante.database.pool import Database, Listener
 from restante.database.rules import Phase
-from restante.delivery.admin import Inventory
+from restante.delivery.admin import UploadAdmin
 from restante.delivery.blobs.postgres import PostgresBlobs
-from restante.delivery.capacity import Capacity
-from restante.delivery.fetch import Delivery
-from restante.delivery.quotas import Quota
-from restante.delivery.receive import Policy, Staging
+from restante.delivery.receive import ReceivePolicy, Receiver
+from restante.delivery.rules import Pace, Quota
+from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
 from restante.feed.rates import Rate
 from restante.feed.service import Feed
+from restante.feed.subject import FeedPartitions
 from restante.feed.wakeups import Wakeups
 from restante.postgres import DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention
-from restante.retention.rules import Policy as RetentionPolicy
-from restante.retention.space import SpaceAccount
-from restante.retention.store import Choice
-from restante.retention.sweep import Sweeping
-from restante.retention.upkeep import Upkeep
+from restante.retention import upkeep
+from restante.retention.space import SpaceAccount, SpaceSamples
+from restante.retention.store import RetentionSettings
+from restante.retention.subjects import Subjects
+from restante.retention.sweep import Sweep
 from restante.server import admin_token, app, logs
-from restante.server.context import Context
+from restante.server.app import Services
+from restante.server.health import Readiness
 from restante.server.listener import HttpServer, address_of, is_loopback, listen
 from restante.server.loops import Loop, Loops
 from restante.server.metrics import Metrics
-from restante.server.readiness import Readiness
 from restante.settings import Settings
-from restante.workspaces.phantoms import Phantoms
+from restante.workspaces.auth import Access
+from restante.workspaces.phantoms import reset_phantoms
 from restante.workspaces.push import Push
 from restante.workspaces.registry import Registry
+from restante.workspaces.subject import RemovedWorkspaces
 
 log = structlog.get_logger()
 
 _SWEEP_SECONDS = 30.0
+_ANSWERS_KEPT = timedelta(days=1)
 
-# A bucket whose time is over is left alone for so long: the clocks of servers differ a little.
-_SETTLING = timedelta(seconds=5)
-
-_FAREWELL_SECONDS = 0.1
-_LAST_NOTICE_SECONDS = 0.5
+_CLOSE_WEBSOCKETS_SECONDS = 0.1
+_LAST_NOTIFICATION_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Ready:
     """What to tell the person who started the server."""
 
     address: str
-    admin_token_file: Path | None  # None: the operator gave the token
+    admin_token_file: Path | None  # None: the operator has set the token
 
 
 async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
@@ -74,29 +74,30 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
                 grace_seconds=settings.shutdown_grace_seconds,
                 on_ready=lambda: announce(ready),
             )
-            stop.gently = partial(_end, http, web)
+            stop.on_signal = partial(_stop_serving, http, web)
             await http.serve(sockets=[listening])
 
 
-def _end(http: HttpServer, web: Starlette) -> None:
-    """Let those that wait for a feed answer with what there is, and take no new requests."""
-    web.state.context.feed.wakeups.stop()
-    # Uvicorn cuts WebSockets off with a code of its own; ours are closed in good order by then.
-    asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, setattr, http, "should_exit", True)  # noqa: FBT003 - setattr
+def _stop_serving(http: HttpServer, web: Starlette) -> None:
+    """Let waiting requests answer with what there is, and accept no new ones."""
+    web.state.wakeups.stop()
+    # Uvicorn closes WebSockets with a code of its own; by then ours are closed with 1001.
+    loop = asyncio.get_running_loop()
+    loop.call_later(_CLOSE_WEBSOCKETS_SECONDS, setattr, http, "should_exit", True)  # noqa: FBT003 - setattr
 
 
 class _StopOnSignal:
-    """The first signal ends the server in good order, or the start-up at once."""
+    """The first signal shuts the server down gracefully; during startup it cancels that."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - we are called from a coroutine
-        self.gently: Callable[[], object] = task.cancel
+        self.on_signal: Callable[[], object] = task.cancel
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
 
     def _stop(self) -> None:
-        self.gently()
+        self.on_signal()
 
 
 @asynccontextmanager
@@ -110,177 +111,207 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
         if ran:
             log.info("migrated", migrations=[str(migration) for migration in ran])
         db = await stack.enter_async_context(opened(settings, dsn))
-        wakeups = await stack.enter_async_context(_awake(Wakeups(db, Listener(dsn))))
+        wakeups = await stack.enter_async_context(notifying(Wakeups(db, Listener(dsn))))
         push = await stack.enter_async_context(
             Push.opened(
                 to_private=settings.push_to_private,
                 timeout_seconds=settings.push_timeout_seconds,
             )
         )
-        context = _context(settings, db, wakeups, push, token)
-        upkeep = Upkeep(
-            db,
-            context.delivery,
-            bucket=timedelta(seconds=settings.bucket_seconds),
-            feed_retention=timedelta(days=settings.feed_retention_days),
-        )
-        await upkeep.create_leaves()
+        subjects = subjects_of(settings)
+        services = _services(settings, db, wakeups, push, subjects, token)
+        await upkeep.create_partitions(db, subjects, now=datetime.now(UTC))
         async with db.connection() as connection:
-            await retention.keep_choice(connection, _choice(settings))
-        loops = _loops(settings, db, context, upkeep)
-        context.metrics.loops.expect(loop.name for loop in loops)
-        await stack.enter_async_context(Loops(loops, context.metrics.loops))
-        yield app.build(context), token_file
+            await retention.save_settings(connection, _retention_settings(settings))
+        loops = _loops(settings, services, subjects)
+        services.metrics.loops.expect(loop.name for loop in loops)
+        await stack.enter_async_context(Loops(loops, services.metrics.loops))
+        yield app.build(services), token_file
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
     """What the operator's commands work with."""
 
-    sweeping: Sweeping
+    sweep: Sweep
     space: SpaceAccount
-    inventory: Inventory
+    uploads: UploadAdmin
 
 
 @asynccontextmanager
-async def operator(settings: Settings) -> AsyncIterator[Operator]:
-    """For commands: the services of a server, without one."""
+async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncIterator[Operator]:
+    """For commands: the services of a server, without one; `given` settings were set explicitly."""
     logs.configure(settings.log_format, "warning")
     async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
         await Readiness(db, migrate.shipped()).check()
-        settings = await _as_the_servers_have_it(settings, db)
-        wakeups = Wakeups(db, Listener(dsn))
-        delivery = _delivery(settings, db, wakeups)
-        yield Operator(_sweeping(settings, db, delivery), SpaceAccount(db), Inventory(db, delivery))
-        await wakeups.tell_now()  # the polls that wait are at the servers
+        settings = await _with_saved_retention(settings, db, given=given)
+        wakeups, subjects = Wakeups(db, Listener(dsn)), subjects_of(settings)
+        yield Operator(
+            sweep_of(db, subjects),
+            SpaceAccount(db, subjects),
+            UploadAdmin(db, wakeups, ack_retention=_ack_retention(settings)),
+        )
+        await wakeups.notify_others()  # the readers wait at the servers
 
 
-def _choice(settings: Settings) -> Choice:
-    return Choice(
+async def _with_saved_retention(
+    settings: Settings, db: Database, *, given: Collection[str]
+) -> Settings:
+    """
+    The settings, with the servers' retention where the command was not given one.
+
+    A sweep in a bare shell must not delete by the defaults what the servers are to keep.
+    """
+    async with db.connection() as connection:
+        saved = await retention.saved_settings(connection)
+    if saved is None:
+        return settings
+    servers = {
+        "ack_retention_seconds": int(saved.ack.total_seconds()),
+        "feed_retention_days": saved.feed / timedelta(days=1),
+    }
+    changes = {name: value for name, value in servers.items() if name not in given}
+    return msgspec.structs.replace(settings, **changes)
+
+
+def _retention_settings(settings: Settings) -> RetentionSettings:
+    return RetentionSettings(
         ack=timedelta(seconds=settings.ack_retention_seconds),
         feed=timedelta(days=settings.feed_retention_days),
     )
 
 
-async def _as_the_servers_have_it(settings: Settings, db: Database) -> Settings:
-    """
-    What nobody said to the command, as it was said to the servers.
-
-    A sweep by hand in a bare shell must not delete by the defaults what the servers are to keep.
-    """
-    async with db.connection() as connection:
-        chosen = await retention.choice(connection)
-    usual = Settings()
-    if chosen and settings.ack_retention_seconds == usual.ack_retention_seconds:
-        seconds = int(chosen.ack.total_seconds())
-        settings = msgspec.structs.replace(settings, ack_retention_seconds=seconds)
-    if chosen and settings.feed_retention_days == usual.feed_retention_days:
-        days = chosen.feed / timedelta(days=1)
-        settings = msgspec.structs.replace(settings, feed_retention_days=days)
-    return settings
+def _ack_retention(settings: Settings) -> timedelta:
+    return max(_retention_settings(settings).ack, timedelta(0))
 
 
-def _loops(settings: Settings, db: Database, context: Context, upkeep: Upkeep) -> list[Loop]:
-    """Everything that happens by itself."""
-    metrics = context.metrics
-    phantoms = Phantoms(
-        db,
-        stale=timedelta(seconds=settings.phantom_stale_seconds),
-        count=metrics.sweep.phantom_busy_resets.inc,
+def subjects_of(settings: Settings) -> Subjects:
+    """Everything that is kept bounded, in the order in which a sweep handles it."""
+    ack, feed = _ack_retention(settings), _retention_settings(settings).feed
+    return Subjects(
+        DueUploads(ack_retention=ack),
+        ExpiredReservations(),
+        ExpiredAnswers(),
+        RemovedWorkspaces(retention=feed),
+        SpaceSamples(),
+        Buckets(width=timedelta(seconds=settings.bucket_seconds), ack_retention=ack),
+        FeedPartitions(retention=feed),
     )
 
-    async def look_after_leaves() -> None:
+
+def sweep_of(db: Database, subjects: Subjects) -> Sweep:
+    """The sweep, with time left before the deadline of its loop."""
+    return Sweep(db, subjects, budget_seconds=_SWEEP_SECONDS * 0.7)
+
+
+def _loops(settings: Settings, services: Services, subjects: Subjects) -> list[Loop]:
+    """Everything that runs in the background."""
+    db, metrics = services.db, services.metrics
+
+    async def create_partitions() -> None:
         try:
-            await upkeep.create_leaves()
-        finally:  # the lead is most worth showing when none can be created
-            metrics.space.saw_lead(await upkeep.lead_seconds())
+            await upkeep.create_partitions(db, subjects, now=datetime.now(UTC))
+        finally:  # the lead matters most when no partition can be created
+            lead = await upkeep.lead_seconds(db, subjects, now=datetime.now(UTC))
+            metrics.space.saw_lead(lead)
+
+    async def sweep_promptly() -> None:
+        await services.sweep.run_prompt(metrics.sweep, now=datetime.now(UTC))
 
     async def sweep() -> None:
-        await context.sweeping.one_pass(metrics.sweep)
+        await services.sweep.run_observed(metrics.sweep, now=datetime.now(UTC))
 
     async def look_at_space() -> None:
-        metrics.saw_space(await context.space.sample())
+        metrics.saw_space(await services.space.sample(now=datetime.now(UTC)))
 
-    sweep_seconds = settings.sweep_interval_seconds
+    async def phantoms() -> None:
+        await reset_phantoms(
+            db,
+            now=datetime.now(UTC),
+            stale=timedelta(seconds=settings.phantom_stale_seconds),
+            count=metrics.sweep.phantom_busy_resets.inc,
+        )
+
+    every = upkeep.seconds_between_looks(subjects)
+    sweep_every = settings.sweep_interval_seconds
     return [
-        Loop("leaves", look_after_leaves, upkeep.seconds_between_looks, deadline_seconds=30),
-        Loop("expired", upkeep.forget_expired, interval_seconds=60, deadline_seconds=30),
-        Loop("removed", upkeep.forget_removed, interval_seconds=300, deadline_seconds=30),
-        Loop("sweep", sweep, sweep_seconds, deadline_seconds=_SWEEP_SECONDS),
+        Loop("leaves", create_partitions, every, deadline_seconds=30),
+        Loop("expired", sweep_promptly, interval_seconds=60, deadline_seconds=30),
+        Loop("sweep", sweep, sweep_every, deadline_seconds=_SWEEP_SECONDS),
         Loop("space", look_at_space, interval_seconds=300, deadline_seconds=30),
-        Loop("phantoms", phantoms.reset, interval_seconds=300, deadline_seconds=30),
+        Loop("phantoms", phantoms, interval_seconds=300, deadline_seconds=30),
     ]
 
 
-def _sweeping(settings: Settings, db: Database, delivery: Delivery) -> Sweeping:
-    choice = _choice(settings)
-    policy = RetentionPolicy(
-        ack_retention=choice.ack, feed_retention=choice.feed, settling=_SETTLING
-    )
-    return Sweeping(db, delivery, policy, budget_seconds=_SWEEP_SECONDS * 0.7)
-
-
-def _context(
-    settings: Settings, db: Database, wakeups: Wakeups, push: Push, admin_token: str
-) -> Context:
-    delivery = _delivery(settings, db, wakeups)
-    return Context(
-        metrics=Metrics(settings.metrics_namespace),
+def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
+    settings: Settings,
+    db: Database,
+    wakeups: Wakeups,
+    push: Push,
+    subjects: Subjects,
+    admin_token: str,
+) -> Services:
+    access = Access(db, admin_token=admin_token)
+    receiver = receiver_of(settings, db, wakeups)
+    return Services(
+        metrics=Metrics(settings.metrics_namespace, subjects),
         readiness=Readiness(db, migrate.shipped()),
+        db=db,
+        access=access,
         registry=Registry(
             db,
-            admin_token=admin_token,
+            access,
             registration_token=settings.registration_token,
             is_open=is_loopback(settings.host),
         ),
-        delivery=delivery,
-        sweeping=_sweeping(settings, db, delivery),
-        space=SpaceAccount(db),
-        feed=Feed(db, wakeups),
         push=push,
+        feed=Feed(db, wakeups),
+        wakeups=wakeups,
         message_rate=Rate(settings.messages_per_minute),
+        receiver=receiver,
+        blobs=receiver.blobs,
+        sweep=sweep_of(db, subjects),
+        space=SpaceAccount(db, subjects),
+        ack_retention=_ack_retention(settings),
         staging_enabled=settings.staging,
     )
 
 
-def _delivery(settings: Settings, db: Database, wakeups: Wakeups) -> Delivery:
-    blobs = PostgresBlobs(db)
-    capacity = Capacity(db, Quota(settings.server_max_bytes, settings.server_max_files))
-    staging = Staging(db, blobs, capacity, wakeups, _policy(settings))
-    retention = timedelta(seconds=settings.ack_retention_seconds)
-    return Delivery(db, blobs, staging, ack_retention=retention)
-
-
-def _policy(settings: Settings) -> Policy:
-    return Policy(
+def receiver_of(settings: Settings, db: Database, wakeups: Wakeups) -> Receiver:
+    """What receives files, with the quotas and limits of the settings."""
+    policy = ReceivePolicy(
         ttl=timedelta(seconds=settings.upload_ttl_seconds),
         ttl_min=timedelta(seconds=settings.upload_ttl_min_seconds),
         ttl_max=timedelta(seconds=settings.upload_ttl_max_seconds),
         quota=Quota(settings.workspace_max_bytes, settings.workspace_max_files),
-        answers_kept=timedelta(days=1),
-        grace_seconds=settings.upload_grace_seconds,
-        min_bytes_per_second=settings.upload_min_bytes_per_second,
+        server_quota=Quota(settings.server_max_bytes, settings.server_max_files),
+        answers_kept=_ANSWERS_KEPT,
+        pace=Pace(settings.upload_grace_seconds, settings.upload_min_bytes_per_second),
     )
+    return Receiver(db, PostgresBlobs(db), wakeups, policy)
 
 
 @asynccontextmanager
-async def _awake(wakeups: Wakeups) -> AsyncIterator[Wakeups]:
-    """Tell and hear other processes while inside."""
-    tasks = [asyncio.create_task(wakeups.tell()), asyncio.create_task(wakeups.listen())]
+async def notifying(wakeups: Wakeups) -> AsyncIterator[Wakeups]:
+    """Exchange notifications with other processes while inside."""
+    tasks = [
+        asyncio.create_task(wakeups.keep_notifying()),
+        asyncio.create_task(wakeups.keep_listening()),
+    ]
     try:
         yield wakeups
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # What was committed last is worth a moment; who does not hear of it looks again later.
+        # Best effort for the last commits: readers look again later anyway.
         with suppress(Exception):
-            async with asyncio.timeout(_LAST_NOTICE_SECONDS):
-                await wakeups.tell_now()
+            async with asyncio.timeout(_LAST_NOTIFICATION_SECONDS):
+                await wakeups.notify_others()
 
 
 def data_directory(settings: Settings) -> DataDirectory:
-    """The data directory that was asked for, made if it is missing."""
+    """The configured data directory, created if it is missing."""
     chosen = Path(settings.data_dir).expanduser() if settings.data_dir else DataDirectory.default()
     return DataDirectory.open(chosen.absolute())
 
@@ -300,7 +331,7 @@ async def database_for_a_while(settings: Settings) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _own_database(settings: Settings, directory: DataDirectory) -> AsyncIterator[str]:
-    """For the server: the database that was given, or an embedded one that it keeps running."""
+    """For the server: the configured database, or an embedded one that it keeps running."""
     if settings.database_url:
         yield settings.database_url
         return
@@ -320,7 +351,7 @@ async def _own_database(settings: Settings, directory: DataDirectory) -> AsyncIt
 
 @asynccontextmanager
 async def opened(settings: Settings, dsn: str) -> AsyncIterator[Database]:
-    """A pool of the size and with the time limits of the settings."""
+    """A pool with the size and the timeouts of the settings."""
     db = await Database.open(
         dsn,
         pool_size=settings.pool_size,
@@ -336,4 +367,4 @@ async def opened(settings: Settings, dsn: str) -> AsyncIterator[Database]:
 def _admin_token(settings: Settings, directory: DataDirectory) -> tuple[str, Path | None]:
     if settings.admin_token:
         return settings.admin_token, None
-    return admin_token.kept_in(directory.path), directory.path / admin_token.FILE_NAME
+    return admin_token.stored_in(directory.path), directory.path / admin_token.FILE_NAME

@@ -1,10 +1,10 @@
 """
-Which addresses a push workspace may be called at.
+Which IP addresses a push workspace may be called at.
 
-Whoever registers a workspace chooses the address that this server then calls from inside its own
-network, so only addresses of the public internet are called unless the operator allows more.  The
-lists follow the IANA special-purpose registries; they are spelled out because what the standard
-library calls private differs between its releases.
+A registration chooses the address that this server then calls from inside its network (SSRF), so
+only public addresses are called unless the operator allows more.  The lists follow the IANA
+special-purpose registries; they are spelled out because `is_private` differs between Python
+releases.
 """
 
 from enum import Enum, auto
@@ -12,20 +12,20 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_netw
 
 
 class Reach(Enum):
-    """How far an address reaches."""
+    """Which kind of network an address belongs to."""
 
     PUBLIC = auto()
-    PRIVATE = auto()  # this machine or its networks: the operator may allow it
-    NEVER = auto()  # no place where a workspace could be, or one that guards a cloud's secrets
+    PRIVATE = auto()  # this machine or a private network: the operator may allow it
+    NEVER = auto()  # reserved, or a cloud metadata service
 
 
 _NEVER = [
     ip_network(block)
     for block in (
-        "0.0.0.0/8",  # this host, by another name
+        "0.0.0.0/8",  # this host
         "169.254.0.0/16",  # link-local; clouds serve credentials at 169.254.169.254
-        "168.63.129.16/32",  # the same of Azure, in public clothes
-        "100.100.100.200/32",  # the same of Alibaba
+        "168.63.129.16/32",  # Azure metadata, a public address
+        "100.100.100.200/32",  # Alibaba metadata
         "192.0.0.0/24",  # protocol assignments; Oracle's metadata at 192.0.0.192
         "192.0.2.0/24",  # documentation
         "192.88.99.0/24",  # 6to4 relays
@@ -33,7 +33,7 @@ _NEVER = [
         "203.0.113.0/24",  # documentation
         "224.0.0.0/4",  # multicast
         "240.0.0.0/4",  # reserved, and broadcast
-        "fd00:ec2::254/128",  # metadata of AWS
+        "fd00:ec2::254/128",  # AWS metadata
         "2001::/23",  # protocol assignments, Teredo among them
         "2001:db8::/32",  # documentation
         "2002::/16",  # 6to4, which embeds any IPv4 address
@@ -45,11 +45,11 @@ _PRIVATE = [
     ip_network(block)
     for block in (
         "10.0.0.0/8",
-        "100.64.0.0/10",  # behind a carrier's NAT
+        "100.64.0.0/10",  # carrier-grade NAT
         "127.0.0.0/8",
         "172.16.0.0/12",
         "192.168.0.0/16",
-        "198.18.0.0/15",  # benchmarks between own networks
+        "198.18.0.0/15",  # benchmarking
         "::1/128",
         "fc00::/7",
     )
@@ -57,7 +57,7 @@ _PRIVATE = [
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 
-# Their last 32 bits are the IPv4 address that is really reached.
+# Their last 32 bits are the IPv4 address that is reached.
 _EMBEDS_IPV4 = (
     IPv6Network("::ffff:0:0/96"),  # mapped
     IPv6Network("64:ff9b::/96"),  # NAT64
@@ -66,9 +66,9 @@ _EMBEDS_IPV4 = (
 
 def reach_of(address: str) -> Reach:
     """
-    Tell how far an address reaches; what is not the usual spelling of an address is NEVER called.
+    Classify an address; anything that is not a canonical address is NEVER.
 
-    An IPv6 address that only wraps an IPv4 address reaches as far as that one.
+    An IPv6 address that embeds an IPv4 address is classified as that one.
     """
     try:
         found = ip_address(address)
@@ -79,7 +79,7 @@ def reach_of(address: str) -> Reach:
         return Reach.NEVER
     if any(inner in block for block in _PRIVATE):
         return Reach.PRIVATE
-    # Outside of global unicast lie link-local, multicast and what nobody has assigned yet.
+    # Outside of global unicast are link-local, multicast and unassigned addresses.
     if isinstance(inner, IPv6Address) and inner not in _GLOBAL_UNICAST:
         return Reach.NEVER
     return Reach.PUBLIC

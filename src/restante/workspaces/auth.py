@@ -1,17 +1,49 @@
-"""Who is calling, and may they touch this workspace."""
+"""Who is calling, and may they act for this workspace."""
 
+import hmac
 from uuid import UUID
 
 from starlette.requests import HTTPConnection
 
 from restante import wire
+from restante.database.pool import Database
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import FileId, WorkspaceId, as_uuid
-from restante.server.context import context
-from restante.workspaces.rules import Workspace, opens
+from restante.workspaces import store
+from restante.workspaces.rules import Workspace, token_hash, token_matches
 
 _REFUSED = "Send the token of this workspace as `Authorization: Bearer <token>`."
 _REFUSED_ADMIN = "Send the admin token as `Authorization: Bearer <token>`."
+_UNKNOWN = "There is no such workspace."
+
+
+class Access:
+    """Knows the operator's token, and looks workspaces up by theirs."""
+
+    def __init__(self, db: Database, *, admin_token: str) -> None:
+        self._db = db
+        self._admin_token = admin_token.encode()
+
+    def is_admin(self, token: str | None) -> bool:
+        """Whether the token is the operator's, compared in constant time."""
+        given = (token or "").encode("utf-8", "surrogateescape")
+        return bool(given) and hmac.compare_digest(self._admin_token, given)
+
+    async def find(self, workspace_id: WorkspaceId) -> Workspace | None:
+        """The workspace, unless it was removed."""
+        async with self._db.connection() as connection:
+            found = await store.get(connection, workspace_id)
+        return found if found and found.status == "active" else None
+
+    async def find_by_token(self, token: str) -> Workspace | None:
+        """The workspace that this token belongs to."""
+        async with self._db.connection() as connection:
+            return await store.by_token(connection, token_hash(token))
+
+
+def access(request: HTTPConnection) -> Access:
+    """The access checks of the application that this request came to."""
+    return request.app.state.access
 
 
 def bearer(request: HTTPConnection) -> str | None:
@@ -21,7 +53,7 @@ def bearer(request: HTTPConnection) -> str | None:
 
 
 def workspace_id(request: HTTPConnection) -> WorkspaceId:
-    """The workspace that the address names."""
+    """The workspace that the path names."""
     found = as_uuid(request.path_params["workspace_id"])
     if found is None:
         raise BadRequest("invalid workspace ID")
@@ -29,47 +61,44 @@ def workspace_id(request: HTTPConnection) -> WorkspaceId:
 
 
 def file_id(request: HTTPConnection) -> FileId:
-    """The file that the address names."""
+    """The file that the path names."""
     found = as_uuid(request.path_params["file_id"])
     if found is None:
         raise BadRequest("invalid file_id")
     return FileId(found)
 
 
+def is_admin(request: HTTPConnection) -> bool:
+    """Whether the operator is calling."""
+    return access(request).is_admin(bearer(request))
+
+
 def admin(request: HTTPConnection) -> None:
-    """Let only the operator pass."""
-    token = bearer(request)
-    if token is None or not context(request).registry.is_admin(token):
+    """Raise NotAuthenticated unless the operator is calling."""
+    if not is_admin(request):
         raise NotAuthenticated(_REFUSED_ADMIN)
 
 
-def is_admin(request: HTTPConnection) -> bool:
-    """Whether the operator is calling."""
-    token = bearer(request)
-    return token is not None and context(request).registry.is_admin(token)
-
-
 async def owner(request: HTTPConnection) -> Workspace:
-    """Let only the workspace itself pass; one that does not exist is refused in the same words."""
-    wanted = workspace_id(request)
-    token = bearer(request)
-    found = await context(request).registry.find(wanted) if token else None
-    if token is None or found is None or not opens(found, token):
+    """The workspace, if it is calling itself; the same refusal whether it exists or not."""
+    wanted, token = workspace_id(request), bearer(request)
+    found = await access(request).find(wanted) if token else None
+    if token is None or found is None or not token_matches(found, token):
         raise NotAuthenticated(_REFUSED)
     return found
 
 
 async def owner_or_admin(request: HTTPConnection) -> Workspace:
-    """Let the workspace itself or the operator pass; only the operator learns what is not there."""
-    if not is_admin(request):
-        return await owner(request)
-    return await _existing(request, workspace_id(request))
-
-
-async def _existing(request: HTTPConnection, wanted: WorkspaceId) -> Workspace:
-    found = await context(request).registry.find(wanted)
+    """The workspace, if it or the operator is calling; only the operator learns what is missing."""
+    access: Access = request.app.state.access
+    token, wanted = bearer(request), workspace_id(request)
+    found = await access.find(wanted) if token else None
+    if token and found and token_matches(found, token):
+        return found
+    if not access.is_admin(token):
+        raise NotAuthenticated(_REFUSED)
     if found is None:
-        raise WorkspaceUnknown("There is no such workspace.")
+        raise WorkspaceUnknown(_UNKNOWN)
     return found
 
 
@@ -81,13 +110,16 @@ async def sender(request: HTTPConnection) -> tuple[UUID | None, Workspace]:
     """
     wanted = workspace_id(request)
     if is_admin(request):
-        return None, await _existing(request, wanted)
+        return None, await owner_or_admin(request)
     token = bearer(request)
-    caller = await context(request).registry.by_token(token) if token else None
+    caller = await access(request).find_by_token(token) if token else None
     claimed = request.headers.get(wire.CALLER_ID)
     if caller is None or (claimed is not None and as_uuid(claimed) != caller.id):
         raise NotAuthenticated(
             "Send your own workspace's token as `Authorization: Bearer <token>`; "
             f"{wire.CALLER_ID}, if sent, must be its id."
         )
-    return caller.id, await _existing(request, wanted)
+    found = await access(request).find(wanted)
+    if found is None:
+        raise WorkspaceUnknown(_UNKNOWN)
+    return caller.id, found

@@ -1,36 +1,29 @@
-"""Resets the tasks of workspaces that say they are busy and have long been silent."""
+"""Resets the tasks of workspaces that report tasks but have long been silent in their feed."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import structlog
 
 from restante.database.pool import Database
-from restante.workspaces import phantom_store as phantoms
+from restante.workspaces import store
 
 log = structlog.get_logger()
 
 
-class Phantoms:
-    """A workspace that crashed in the middle of a task would stay busy for ever."""
-
-    def __init__(self, db: Database, *, stale: timedelta, count: Callable[[float], None]) -> None:
-        self._db = db
-        self._stale = stale
-        self._count = count
-
-    async def reset(self) -> None:
-        """One pass; logs and counts each reset."""
-        silent_since = datetime.now(UTC) - self._stale
-        while True:
-            async with self._db.connection() as connection:
-                batch = await phantoms.reset(connection, silent_since=silent_since)
-            for one in batch:
-                log.warning(
-                    "phantom_busy_reset",
-                    workspace=str(one.workspace_id),
-                    active_tasks=one.active_tasks,
-                )
-            self._count(len(batch))
-            if len(batch) < phantoms.BATCH:
-                return
+async def reset_phantoms(
+    db: Database, *, now: datetime, stale: timedelta, count: Callable[[float], None]
+) -> None:
+    """One pass: a workspace that crashed in the middle of a task would stay busy for ever."""
+    while True:
+        async with db.connection() as connection:
+            batch = await store.reset_silent(connection, silent_since=now - stale)
+        for one in batch:
+            log.warning(
+                "phantom_busy_reset",
+                workspace=str(one.workspace_id),
+                active_tasks=one.active_tasks,
+            )
+        count(len(batch))
+        if len(batch) < store.RESET_BATCH:
+            return

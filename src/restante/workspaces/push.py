@@ -1,8 +1,8 @@
 """
-Calls workspaces that can be called: streams a request through to them, and the answer back.
+Calls push workspaces: streams a request to them and their answer back.
 
-Bodies are never held: each piece waits until the other side has taken the one before.  A call in
-which nothing moves is ended, and so is one to an address that may not be called.
+Bodies are never buffered: each piece waits until the other side has taken the one before.  A call
+that stalls is ended, and an address that may not be called is refused.
 """
 
 import asyncio
@@ -36,24 +36,23 @@ log = structlog.get_logger()
 _MAX_CALLS = 256
 _MAX_CALLS_PER_HOST = 32
 
-# A stalled workspace is told from a slow one by whether it takes this much in the time it has.
+# A workspace counts as stalled if it does not take this much within the timeout.
 _PIECE_BYTES = 64 * 1024
 
-# An answer may trickle, but not for ever: so many times the wait that a workspace is granted.
-_ANSWER_WAITS = 10
+# The total time of a call, in multiples of the timeout: an answer may be slow, but must end.
+_TOTAL_TIMEOUTS = 10
 
-# What of an answer's head concerns its reader.  Cookies, redirects and all that is about the
-# connection stay between the workspace and us.
+# The answer's headers that are relayed.  Cookies, redirects and connection headers are not.
 _RELAYED = ("Content-Type", "Content-Encoding", "Content-Length", "Retry-After")
 _WITHOUT_BODY = frozenset({204, 304})
 
-# As `getaddrinfo` has it; the last part begins with the address as text.
+# As returned by `getaddrinfo`; the last part begins with the address as text.
 AddrInfo: TypeAlias = tuple[int, int, int, str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a workspace answers; the pieces come as it sends them."""
+    """A workspace's answer; the body is streamed."""
 
     status: int
     headers: Mapping[str, str]
@@ -61,7 +60,7 @@ class Answer:
 
 
 class Push:
-    """The way to push-mode workspaces."""
+    """The HTTP client for push-mode workspaces."""
 
     def __init__(self, session: ClientSession, *, timeout_seconds: float) -> None:
         self._session = session
@@ -70,11 +69,11 @@ class Push:
     @classmethod
     @asynccontextmanager
     async def opened(cls, *, to_private: bool, timeout_seconds: float) -> AsyncIterator["Push"]:
-        """Ready to call while inside; calls that are still open at the end are cut."""
+        """Open the client; calls that are still running at the end are closed."""
         connector = TCPConnector(
             limit=_MAX_CALLS,
             limit_per_host=_MAX_CALLS_PER_HOST,
-            # A kept connection may close under a body that cannot be sent twice.
+            # A kept-alive connection may close during a body that cannot be sent twice.
             force_close=True,
             use_dns_cache=False,
             socket_factory=_Sockets(to_private=to_private, timeout_seconds=timeout_seconds),
@@ -82,7 +81,9 @@ class Push:
         async with ClientSession(
             connector=connector,
             cookie_jar=DummyCookieJar(),
-            timeout=ClientTimeout(total=None),  # our own patience knows who is being waited for
+            timeout=ClientTimeout(
+                total=None
+            ),  # `_StallTimeout` knows which side is being waited for
             auto_decompress=False,
             trust_env=False,
             headers={"User-Agent": "restante", "Accept-Encoding": "identity"},
@@ -99,14 +100,14 @@ class Push:
         within_seconds: float,
     ) -> AbstractAsyncContextManager[Answer]:
         """
-        Hand a body through as it arrives, within the time that its sender has.
+        Forward a body as it arrives, within the time that its sender has.
 
-        Raises WorkspaceUnreachable or AddressRefused, also from inside if the answer breaks off.
+        Raises WorkspaceUnreachable or AddressRefused, also inside the block if the answer breaks.
         """
         return self._call(workspace, ingest_url(_url(workspace)), body, headers, within_seconds)
 
     def message(self, workspace: Workspace, body: bytes) -> AbstractAsyncContextManager[Answer]:
-        """Hand a message through; raises as `upload` does."""
+        """Forward a message; raises as `upload` does."""
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         return self._call(workspace, _url(workspace), _one(body), headers, 0)
 
@@ -120,21 +121,21 @@ class Push:
         within_seconds: float,
     ) -> AsyncIterator[Answer]:
         secret = {"Authorization": f"Bearer {workspace.inbound_secret}"}
-        total_seconds = within_seconds + _ANSWER_WAITS * self._timeout_seconds
+        total_seconds = within_seconds + _TOTAL_TIMEOUTS * self._timeout_seconds
         try:
             async with (
                 asyncio.timeout(total_seconds),
                 asyncio.timeout(None) as limit,
             ):
-                patience = _Patience(limit, self._timeout_seconds)
+                stall_timeout = _StallTimeout(limit, self._timeout_seconds)
                 async with self._session.post(
                     url,
-                    data=patience.sending(body),
+                    data=stall_timeout.sending(body),
                     headers={**headers, **secret},
                     allow_redirects=False,
                 ) as response:
                     try:
-                        answer = _answer(response, patience)
+                        answer = _answer(response, stall_timeout)
                         log.info("pushed", workspace=str(workspace.id), status=answer.status)
                         yield answer
                     finally:
@@ -148,8 +149,8 @@ class Push:
             raise WorkspaceUnreachable("workspace unreachable") from error
 
 
-class _Patience:
-    """Ends a call in which nothing has moved for so long; waiting for the sender does not count."""
+class _StallTimeout:
+    """Ends a call without progress; time spent waiting for the sender does not count."""
 
     def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
         self._limit = limit
@@ -163,7 +164,7 @@ class _Patience:
             self._limit.reschedule(when)
 
     async def sending(self, body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """The body, for the workspace to take."""
+        """The body on its way to the workspace."""
         self._turn(of_sender=True)
         async for piece in body:
             self._turn(of_sender=False)
@@ -187,10 +188,10 @@ class _Patience:
 
 class _Sockets:
     """
-    Makes the sockets of all calls, each for one address.
+    Creates the socket of each connection attempt, and refuses addresses that may not be called.
 
-    This is where an address is refused: after every name has been resolved and right before it is
-    connected to, so that no second look-up can lead elsewhere.
+    The check comes after name resolution and right before the connect, so that no second look-up
+    can return another address (DNS rebinding).
     """
 
     def __init__(self, *, to_private: bool, timeout_seconds: float) -> None:
@@ -203,7 +204,7 @@ class _Sockets:
             raise _Refused
         made = socket.socket(family, kind, protocol)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # What was written before a call was given up is not kept for a peer that never reads.
+            # The kernel does not keep unsent data for a peer that never reads.
             made.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._timeout_seconds * 1000)
             )
@@ -211,7 +212,7 @@ class _Sockets:
 
 
 class _Refused(OSError):
-    """An address that may not be called; the HTTP client tries the next one, if there is one."""
+    """An address that may not be called; the HTTP client tries the next one."""
 
     def __str__(self) -> str:
         return "address refused"
@@ -227,14 +228,14 @@ async def _one(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-def _answer(response: ClientResponse, patience: _Patience) -> Answer:
+def _answer(response: ClientResponse, stall_timeout: _StallTimeout) -> Answer:
     status = response.status
     if not 200 <= status <= 599:
         raise ClientError(f"status {status}")
     headers = {name: response.headers[name] for name in _RELAYED if name in response.headers}
     if status in _WITHOUT_BODY:
         headers.pop("Content-Length", None)
-    return Answer(status, headers, patience.receiving(response))
+    return Answer(status, headers, stall_timeout.receiving(response))
 
 
 def _is_refused(error: Exception) -> bool:
@@ -242,13 +243,13 @@ def _is_refused(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong in our own words: those of the HTTP client have the whole address in them."""
+    """What went wrong, without the URL, which the HTTP client's own messages contain."""
     if _is_refused(error):
         return "the address may not be called"
     if isinstance(error, TimeoutError):
-        return "nothing moved in time"
+        return "no progress within the timeout"
     if isinstance(error, ClientConnectorDNSError):
-        return "the name was not found"
+        return "the host name does not resolve"
     if isinstance(error, ServerDisconnectedError):
         return "it closed the connection without an answer"
     cause = error.os_error if isinstance(error, ClientConnectorError) else error

@@ -1,5 +1,5 @@
 -- name: insert
--- Whoever comes first gets the token; a second one with the same id finds the row.
+-- The first registration gets the token; a concurrent second one with the same id inserts nothing.
 with registered as (
     insert into workspaces (id, name, delivery_mode, url, agent_card, token_hash, inbound_secret)
     values ($1, $2, $3, $4, $5, $6, $7)
@@ -23,8 +23,8 @@ select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, 
   from workspaces
  where id = $1;
 
--- name: get_to_change
--- Held until the change is written: two who change it at once do not undo each other.
+-- name: get_for_update
+-- Locked until the change is written, so that concurrent changes do not undo each other.
 select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, inbound_secret,
        active_tasks, current_task, created_at, last_seen_at
   from workspaces
@@ -37,31 +37,50 @@ select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, 
   from workspaces
  where token_hash = $1 and status = 'active';
 
+-- name: view
+-- Without the secrets.
+select id, name, delivery_mode, url, agent_card, parent_id, status,
+       token_hash is not null as has_token, active_tasks, current_task, created_at, last_seen_at
+  from workspaces
+ where id = $1;
+
 -- name: page
-select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, inbound_secret,
-       active_tasks, current_task, created_at, last_seen_at
+select id, name, delivery_mode, url, agent_card, parent_id, status,
+       token_hash is not null as has_token, active_tasks, current_task, created_at, last_seen_at
   from workspaces
  where id > $1
  order by id
  limit $2;
 
 -- name: heartbeat
--- A sign of life is no event worth waiting for the disk.
+-- Not worth waiting for the disk.
 update workspaces
    set active_tasks = $2, current_task = $3, last_seen_at = clock_timestamp()
   from (select set_config('synchronous_commit', 'off', true)) as unsynced
  where id = $1;
 
 -- name: remove
--- Seen for the last time now: from here its rows are kept as long as those of its feed.
+-- `last_seen_at` starts the time for which a removed workspace is kept.
 update workspaces set status = 'removed', token_hash = null, last_seen_at = clock_timestamp()
  where id = $1 and status = 'active'
 returning id;
 
--- name: forget_removed
--- Who was removed can come back and meet what waited, as long as anything of it is kept: a file, or a
--- row of the feed.  After that nothing of it is left, or the tables would grow with every workspace
--- that ever was.  One that is just coming back is locked, and stays.
+-- name: count_forgettable
+select count(*) from (
+    select from workspaces
+     where status = 'removed' and last_seen_at < $1
+       and not exists (select from uploads where workspace_id = workspaces.id)
+       and not exists (select from reservations where workspace_id = workspaces.id)
+       and not exists (
+           select from feeds where workspace_id = workspaces.id and trimmed_seq < last_seq
+       )
+     limit $2
+) as forgettable;
+
+-- name: delete_forgettable
+-- A removed workspace can register again and still get what was sent to it, as long as a file or a
+-- feed row is kept.  After that it is deleted, or the table would grow with every workspace that ever
+-- existed.  A workspace that is registering again holds a lock, and is skipped.
 with removed as (
     select id from workspaces
      where status = 'removed' and last_seen_at < $1
@@ -74,11 +93,11 @@ with removed as (
        for update skip locked
 ), counters as (
     delete from feeds using removed where workspace_id = removed.id
-), forgotten as (
+), deleted as (
     delete from workspaces using removed where workspaces.id = removed.id
     returning workspaces.id
 )
-select count(*) from forgotten;
+select count(*) from deleted;
 
 -- name: revive
 update workspaces
@@ -91,11 +110,14 @@ returning id;
 update workspaces set token_hash = $2 where id = $1 and status = 'active'
 returning id;
 
--- name: reset
--- Busy on paper, silent in the feed.  The row is locked before it is judged, so that a heartbeat that
--- comes meanwhile is either seen or stays.  `id` narrows the look to the newest leaf.
+-- name: count_active
+select count(*) from workspaces where status = 'active';
+
+-- name: reset_silent
+-- The row is locked before it is checked, so that a concurrent heartbeat is either seen or kept.  The
+-- condition on `id` prunes the feed's partitions to the newest.
 with silent as (
-    select id, active_tasks, current_task from workspaces
+    select id, active_tasks from workspaces
      where status = 'active'
        and active_tasks > 0
        and not exists (
@@ -109,4 +131,4 @@ with silent as (
 update workspaces set active_tasks = 0, current_task = ''
   from silent
  where workspaces.id = silent.id
-returning workspaces.id, silent.active_tasks, silent.current_task;
+returning workspaces.id, silent.active_tasks;

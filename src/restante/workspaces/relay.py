@@ -1,4 +1,4 @@
-"""Requests that are handed through to push-mode workspaces, and the answers on their way back."""
+"""Forwards requests to push-mode workspaces and relays their answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,138 +9,119 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from restante.delivery import multipart
-from restante.delivery.download import until_gone
-from restante.delivery.rules import MAX_REQUEST_BYTES
-from restante.errors import (
-    RequestTooLarge,
-    RestanteError,
-    UploadTooSlow,
-    WorkspaceUnreachable,
-)
-from restante.http.problems import on_restante_error
-from restante.server.context import context
-from restante.workspaces.push import Answer
+from restante.errors import RequestTooLarge, RestanteError, UploadTooSlow, WorkspaceUnreachable
+from restante.http.bodies import drain, refused
+from restante.http.disconnect import disconnected, while_connected
+from restante.workspaces.push import Answer, Push
 from restante.workspaces.rules import Workspace
 
 log = structlog.get_logger()
 
-_HANDED_ON = ("Content-Type", "Content-Length")
+_FORWARDED = ("Content-Type", "Content-Length")
 
 
-async def upload(request: Request, workspace: Workspace) -> Response:
-    """Hand the body through; only its length and its pace are our business."""
-    here = context(request)
-    try:
-        declared = multipart.declared_length(request)
-    except RestanteError as refusal:
-        _note_refusal(workspace, refusal)
-        return await _refused(request, refusal)
-    length = multipart.MAX_BODY_BYTES if declared is None else declared
-    within_seconds = here.delivery.staging.time_allowed(length).total_seconds()
-    body = _Body(request, workspace, within_seconds=within_seconds)
-    headers = {name: request.headers[name] for name in _HANDED_ON if name in request.headers}
-    call = here.push.upload(workspace, body, headers=headers, within_seconds=within_seconds)
+def upload(
+    request: Request, workspace: Workspace, *, max_bytes: int, within_seconds: float
+) -> Response:
+    """Forward a body as it arrives; only its length and its speed are checked here."""
+    push: Push = request.app.state.push
+    body = _Body(request, workspace, max_bytes=max_bytes, within_seconds=within_seconds)
+    headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
+    call = push.upload(workspace, body, headers=headers, within_seconds=within_seconds)
     return _Relay(request, body, call)
 
 
-async def message(request: Request, workspace: Workspace, body: bytes) -> Response:
-    """Hand a message through that has arrived and been checked."""
-    call = context(request).push.message(workspace, body)
-    return _Relay(request, _Body(request, workspace, is_over=True), call)
+def message(request: Request, workspace: Workspace, body: bytes) -> Response:
+    """Forward a message that has arrived and been checked."""
+    push: Push = request.app.state.push
+    return _Relay(request, _Body(request, workspace, has_ended=True), push.message(workspace, body))
 
 
-async def _refused(request: Request, refusal: RestanteError) -> Response:
-    """For a body that is still on its way: if it does not end soon, its connection does."""
-    answer = await on_restante_error(request, refusal)
-    if isinstance(refusal, UploadTooSlow) or not await multipart.drain(request):
-        answer.headers["Connection"] = "close"
-    return answer
-
-
-def _note_refusal(workspace: Workspace, refusal: RestanteError) -> None:
+def log_refusal(workspace: Workspace, refusal: RestanteError) -> None:
+    """One line per refused upload, in poll mode and in push mode."""
     log.info("upload_refused", workspace=str(workspace.id), code=refusal.code, **refusal.facts)
 
 
 class _Body:
-    """A request's body as it arrives: one piece is read ahead, no more."""
+    """A request's body as it arrives; at most one piece is read ahead."""
 
     def __init__(
         self,
         request: Request,
         workspace: Workspace,
         *,
+        max_bytes: int = 0,
         within_seconds: float = 0,
-        is_over: bool = False,
+        has_ended: bool = False,
     ) -> None:
         self._request = request
         self._workspace = workspace
+        self._max_bytes = max_bytes
         self._within_seconds = within_seconds
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._sender_is_due = True
-        self.is_over = is_over
+        self._waiting_for_sender = True
+        self.has_ended = has_ended
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while (piece := await self._pieces.get()) is not None:
             self._pieces.task_done()
             yield piece
 
-    async def arrive(self) -> None:
-        """Read on until the sender has gone away; raises what is wrong with the body."""
-        if not self.is_over:
+    async def receive(self) -> None:
+        """Read until the client has gone; raises what is wrong with the body."""
+        if not self.has_ended:
             try:
                 async with asyncio.timeout(self._within_seconds):
                     await self._read()
             except TimeoutError as error:
-                raise self._late() from error
+                raise self._too_slow() from error
             except RequestTooLarge as refusal:
-                _note_refusal(self._workspace, refusal)
+                log_refusal(self._workspace, refusal)
                 raise
-        await until_gone(self._request.receive)
+        await disconnected(self._request.receive)
 
     async def _read(self) -> None:
         received = 0
         self._request.state.body_has_begun = True
-        while not self.is_over:
-            self._sender_is_due = False
+        while not self.has_ended:
+            self._waiting_for_sender = False
             await self._pieces.join()
-            self._sender_is_due = True
-            news = await self._request.receive()
-            if news["type"] == "http.disconnect":
+            self._waiting_for_sender = True
+            event = await self._request.receive()
+            if event["type"] == "http.disconnect":
                 raise ClientDisconnect
-            piece = news.get("body", b"")
+            piece = event.get("body", b"")
             received += len(piece)
-            if received > multipart.MAX_BODY_BYTES:
+            if received > self._max_bytes:
                 raise RequestTooLarge(
-                    f"A request carries at most {MAX_REQUEST_BYTES} bytes of files.",
-                    max=MAX_REQUEST_BYTES,
+                    f"A request carries at most {self._max_bytes} bytes.", max=self._max_bytes
                 )
-            self.is_over = not news.get("more_body", False)
+            self.has_ended = not event.get("more_body", False)
             if piece:
                 self._pieces.put_nowait(piece)
         self._pieces.put_nowait(None)
 
-    def _late(self) -> RestanteError:
-        if not self._sender_is_due:
+    def _too_slow(self) -> RestanteError:
+        if not self._waiting_for_sender:
             log.warning(
-                "push_failed", workspace=str(self._workspace.id), reason="it takes too slowly"
+                "push_failed", workspace=str(self._workspace.id), reason="it reads too slowly"
             )
             return WorkspaceUnreachable("workspace unreachable")
         seconds = self._within_seconds
         refusal = UploadTooSlow(
             f"The body did not arrive within {seconds:.0f} s.", seconds=round(seconds)
         )
-        _note_refusal(self._workspace, refusal)
+        log_refusal(self._workspace, refusal)
         return refusal
 
 
 class _Relay(Response):
     """
-    Calls the workspace and passes its answer on.
+    Calls the workspace and relays its answer.
 
-    The sender is watched all the while: when it goes away, the call ends at once.  Before the
-    answer has begun a failure is raised, and becomes an answer of ours; afterwards the connection
-    is broken off, because a short answer must not pass for a whole one.
+    When the client goes away, the call ends at once.  A failure before the answer has begun becomes
+    an answer of ours; a later one closes the connection, because a short answer must not look
+    complete.
     """
 
     def __init__(
@@ -154,39 +135,25 @@ class _Relay(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._relay(send)
+            await while_connected(self._relay(send), self._body.receive())
         except RestanteError as refusal:
             if self._has_begun:
                 return
-            if self._body.is_over:
+            if self._body.has_ended:
                 raise
-            answer = await _refused(self._request, refusal)
+            answer = await refused(self._request, refusal)
             await answer(scope, receive, send)
             return
-        if not self._body.is_over:  # the workspace has answered without reading everything
-            await multipart.drain(self._request)
+        if not self._body.has_ended:  # the workspace has answered without reading everything
+            await drain(self._request)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _relay(self, send: Send) -> None:
-        """Send all of the answer but its end."""
-        answering = asyncio.create_task(self._pass_on(send))
-        arriving = asyncio.create_task(self._body.arrive())
-        try:
-            await asyncio.wait({answering, arriving}, return_when=asyncio.FIRST_COMPLETED)
-            if arriving.done():
-                await arriving
-                raise ClientDisconnect
-            await answering
-        finally:
-            for task in (answering, arriving):
-                task.cancel()
-            await asyncio.gather(answering, arriving, return_exceptions=True)
-
-    async def _pass_on(self, send: Send) -> None:
+        """Send all of the answer except its end."""
         async with self._call as answer:
             headers = {**answer.headers, "X-Content-Type-Options": "nosniff"}
-            if not self._body.is_over:
-                headers["Connection"] = "close"  # the rest of it is nobody's next request
+            if not self._body.has_ended:
+                headers["Connection"] = "close"  # the rest of the body is no next request
             encoded = [_encoded(name, value) for name, value in headers.items()]
             self._has_begun = True
             await send({"type": "http.response.start", "status": answer.status, "headers": encoded})

@@ -1,4 +1,4 @@
-"""What a workspace is, which registrations are acceptable, and what opens its door."""
+"""What a workspace is, which registrations are accepted, and how its token is checked."""
 
 import hashlib
 import hmac
@@ -41,7 +41,7 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What a workspace says about itself, or an operator about it."""
+    """What a registration or the operator can set."""
 
     name: str
     delivery_mode: Mode
@@ -52,7 +52,7 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The same, where None means: as it was."""
+    """Changes to the details; None keeps the stored value."""
 
     name: str | None = None
     delivery_mode: Mode | None = None
@@ -63,9 +63,9 @@ class Changes:
 
 def details_of(stored: Workspace | None, changes: Changes) -> Details:
     """
-    What the workspace is after the changes; fields that were not sent keep their values.
+    The details after the changes; fields that were not sent keep their values.
 
-    Raises BadRequest for a push workspace without an address that can be called.
+    Raises BadRequest for a push workspace without a URL that can be called.
     """
     if stored:
         before = Details(
@@ -89,9 +89,9 @@ def details_of(stored: Workspace | None, changes: Changes) -> Details:
 
 
 def check_url(url: str) -> None:
-    """Refuse what is not a plain http address."""
+    """Raise BadRequest for anything but a plain http or https URL."""
     if not _is_plain(url):
-        raise BadRequest("The url must be an http or https address without a user name in it.")
+        raise BadRequest("The url must be an http or https address without a user name.")
 
 
 def _is_plain(url: str) -> bool:
@@ -106,28 +106,28 @@ def _is_plain(url: str) -> bool:
 
 
 def ingest_url(url: str) -> str:
-    """Where a push workspace at this address takes files."""
+    """Where a push workspace with this URL accepts files."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + _INGEST, fragment=""))
 
 
 def clean_label(text: str) -> str:
-    """A line of text for people: no control characters, nothing that has no UTF-8 form."""
+    """One line of printable text of bounded length that can be stored as UTF-8."""
     return printable(text).encode("utf-8", "replace").decode()[:MAX_LABEL]
 
 
 def new_token() -> str:
-    """A token nobody can guess; it is shown once and kept only as its hash."""
+    """A random token; it is shown once and stored only as a hash."""
     return secrets.token_urlsafe(32)
 
 
 def token_hash(token: str) -> bytes:
-    """How a token is stored and looked up.  It is random and long, so one round is enough."""
+    """How a token is stored and looked up.  It is long and random, so a plain hash is enough."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def opens(workspace: Workspace, token: str) -> bool:
-    """Whether the token is this workspace's, in the same time whatever the answer."""
+def token_matches(workspace: Workspace, token: str) -> bool:
+    """Whether the token is this workspace's, compared in constant time."""
     stored = workspace.token_hash or bytes(32)
     same = hmac.compare_digest(stored, token_hash(token))
     return same and workspace.token_hash is not None and workspace.status == "active"

@@ -4,27 +4,40 @@ from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, Meta, Raw
+from msgspec import UNSET, Meta
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from restante import wire
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
-from restante.feed.rules import MAX_DEPTH, is_too_deep
-from restante.http.operations import BODY_REFUSALS, json_body, operation, query_of
+from restante.http.operations import (
+    BODY_REFUSALS,
+    MAX_DEPTH,
+    is_too_deep,
+    json_body,
+    operation,
+    query_of,
+)
 from restante.http.problems import json_response
 from restante.ids import WorkspaceId
-from restante.server.context import context
 from restante.workspaces import auth
-from restante.workspaces.rules import Changes, Workspace, clean_label, opens
+from restante.workspaces.registry import Registry
+from restante.workspaces.rules import Changes, clean_label, token_matches
+
+TAG = "workspaces"
+
+
+def _registry(request: Request) -> Registry:
+    return request.app.state.registry
 
 
 @operation(
-    summary="Register a workspace, or renew what it says about itself.",
+    summary="Register a workspace, or update its registration.",
     caller="anyone",
-    heeds_token=True,
+    reads_token=True,
     details="The first registration of an id answers with its token, once. Later ones must carry "
-    "that token, and what they do not send stays as it was. Whether a new id needs the server's "
+    "that token; fields that are not sent keep their values. Whether a new id needs the server's "
     "registration token or the admin's is the operator's choice.",
     body=wire.Registration,
     answers={200: wire.Registered},
@@ -43,16 +56,13 @@ async def register(request: Request) -> Response:
         url=sent.url or None,
         agent_card=msgspec.json.encode(sent.agent_card).decode(),
     )
-    done = await context(request).registry.register(
-        WorkspaceId(sent.id), changes, token=auth.bearer(request)
-    )
     return json_response(
-        wire.Registered("registered", done.delivery_mode, done.auth_token, done.inbound_secret)
+        await _registry(request).register(WorkspaceId(sent.id), changes, token=auth.bearer(request))
     )
 
 
 @operation(
-    summary="Say that the workspace lives and what it is doing.",
+    summary="Report that the workspace is alive and what it is doing.",
     caller="workspace",
     body=wire.Heartbeat,
     answers={200: wire.Status},
@@ -60,11 +70,11 @@ async def register(request: Request) -> Response:
 )
 async def heartbeat(request: Request) -> Response:
     sent = await json_body(request, wire.Heartbeat)
-    token, registry = auth.bearer(request), context(request).registry
-    workspace = await registry.find(WorkspaceId(sent.workspace_id)) if token else None
-    if token is None or workspace is None or not opens(workspace, token):
+    token, access = auth.bearer(request), auth.access(request)
+    workspace = await access.find(WorkspaceId(sent.workspace_id)) if token else None
+    if token is None or workspace is None or not token_matches(workspace, token):
         raise NotAuthenticated("Send the token of this workspace with its heartbeat.")
-    await registry.heartbeat(workspace, sent.active_tasks, sent.current_task)
+    await _registry(request).heartbeat(workspace, sent.active_tasks, sent.current_task)
     return json_response(wire.Status("ok"))
 
 
@@ -72,7 +82,7 @@ async def heartbeat(request: Request) -> Response:
     summary="Change a workspace.",
     caller="admin",
     body=wire.WorkspaceChanges,
-    details="What is not sent stays as it was.",
+    details="Fields that are not sent keep their values.",
     answers={200: wire.Status},
     refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, *BODY_REFUSALS),
 )
@@ -86,12 +96,12 @@ async def change(request: Request) -> Response:
         delivery_mode=sent.delivery_mode,
         parent_id=sent.parent_id,
     )
-    await context(request).registry.change(workspace_id, changes)
+    await _registry(request).change(workspace_id, changes)
     return json_response(wire.Status("updated"))
 
 
 class Removal(msgspec.Struct, frozen=True):
-    """Removing takes a word of confirmation."""
+    """Removing a workspace must be confirmed."""
 
     confirm: Annotated[
         bool, Meta(description="Must be true.", extra_json_schema={"const": True})
@@ -99,7 +109,7 @@ class Removal(msgspec.Struct, frozen=True):
 
 
 @operation(
-    summary="Remove a workspace; what waits for it leaves by its own time.",
+    summary="Remove a workspace; its files stay until they expire or are swept.",
     caller="workspace or admin",
     query=Removal,
     answers={200: wire.Status},
@@ -108,8 +118,8 @@ class Removal(msgspec.Struct, frozen=True):
 async def remove(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
     if not query_of(request, Removal).confirm:
-        raise BadRequest("Removing a workspace cannot be undone by it; repeat with ?confirm=true.")
-    await context(request).registry.remove(workspace.id)
+        raise BadRequest("A workspace cannot undo its removal; repeat with ?confirm=true.")
+    await _registry(request).remove(workspace.id)
     return json_response(wire.Status("removed"))
 
 
@@ -130,9 +140,9 @@ class WorkspaceQuery(msgspec.Struct, frozen=True):
 async def page(request: Request) -> Response:
     auth.admin(request)
     wanted = query_of(request, WorkspaceQuery)
-    found = await context(request).registry.page(after=wanted.after, limit=wanted.limit)
+    found = await _registry(request).page(after=wanted.after, limit=wanted.limit)
     more = found[-1].id if len(found) == wanted.limit else UNSET
-    return json_response(wire.WorkspacePage([_view(workspace) for workspace in found], more))
+    return json_response(wire.WorkspacePage(found, more))
 
 
 @operation(
@@ -143,46 +153,43 @@ async def page(request: Request) -> Response:
 )
 async def show(request: Request) -> Response:
     auth.admin(request)
-    return json_response(_view(await context(request).registry.show(auth.workspace_id(request))))
+    return json_response(await _registry(request).show(auth.workspace_id(request)))
 
 
 @operation(
-    summary="Give a workspace a new token; the old one is worth nothing from then on.",
+    summary="Give a workspace a new token; the old one stops working.",
     caller="admin",
     answers={200: wire.IssuedToken},
     refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown),
 )
 async def reissue_token(request: Request) -> Response:
     auth.admin(request)
-    issued = await context(request).registry.reissue_token(auth.workspace_id(request))
-    return json_response(wire.IssuedToken(issued.auth_token, issued.inbound_secret))
+    return json_response(await _registry(request).reissue_token(auth.workspace_id(request)))
 
 
 @operation(
     summary="Revoke a workspace's token.",
-    details="It stays registered, and files and messages still wait for it.",
+    details="It stays registered, and can still be sent files and messages.",
     caller="admin",
     answers={200: wire.Status},
     refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown),
 )
 async def revoke_token(request: Request) -> Response:
     auth.admin(request)
-    await context(request).registry.revoke_token(auth.workspace_id(request))
+    await _registry(request).revoke_token(auth.workspace_id(request))
     return json_response(wire.Status("revoked"))
 
 
-def _view(workspace: Workspace) -> wire.WorkspaceView:
-    return wire.WorkspaceView(
-        id=workspace.id,
-        name=workspace.name,
-        delivery_mode=workspace.delivery_mode,
-        url=workspace.url,
-        agent_card=Raw(workspace.agent_card.encode()),
-        parent_id=workspace.parent_id,
-        status=workspace.status,
-        has_token=workspace.token_hash is not None,
-        active_tasks=workspace.active_tasks,
-        current_task=workspace.current_task,
-        created_at=workspace.created_at,
-        last_seen_at=workspace.last_seen_at,
-    )
+_WORKSPACE = "/workspaces/{workspace_id}"
+_ADMIN = "/admin/workspaces/{workspace_id}"
+
+ROUTES = [
+    Route("/registry/register", register, methods=["POST"]),
+    Route("/registry/heartbeat", heartbeat, methods=["POST"]),
+    Route(_WORKSPACE, change, methods=["PATCH"]),
+    Route(_WORKSPACE, remove, methods=["DELETE"]),
+    Route("/admin/workspaces", page),
+    Route(_ADMIN, show),
+    Route(_ADMIN + "/token", reissue_token, methods=["POST"]),
+    Route(_ADMIN + "/token", revoke_token, methods=["DELETE"]),
+]

@@ -1,48 +1,21 @@
-"""
-Where the bytes are: what an object store would have to offer to hold them instead.
-
-Bytes are put before anything points at them, and found again through the upload that does.
-"""
+"""Bytes as chunk rows in Postgres, in the bucket of their hour."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from itertools import takewhile
-from typing import Protocol
 
 from restante.database import sql
 from restante.database.pool import Database
+from restante.delivery.blobs import WINDOW_CHUNKS
 from restante.delivery.rules import Chunk, Upload
 from restante.ids import WorkspaceId
 
 queries = sql.load("restante.delivery")
 
-# About 1 MiB per statement: it is statements that cost, not rows.
-WINDOW_CHUNKS = 4
-
-
-class Blobs(Protocol):
-    """Keeps the bytes of uploads, in chunks."""
-
-    async def put(
-        self, workspace_id: WorkspaceId, bucket: datetime, chunks: Sequence[Chunk]
-    ) -> None:
-        """Keep these chunks.  Nobody can see them yet."""
-        ...
-
-    async def put_last(
-        self, workspace_id: WorkspaceId, bucket: datetime, chunks: Sequence[Chunk], /
-    ) -> Sequence[Chunk]:
-        """Keep the last chunks; returns those that the publishing statement is to carry itself."""
-        ...
-
-    def read(self, upload: Upload, first_chunk: int, last_chunk: int) -> AsyncIterator[bytes]:
-        """The chunks in order.  Ends early if they are not, or no longer, where the upload says."""
-        ...
-
 
 class PostgresBlobs:
-    """Bytes as chunk rows in the bucket of their hour."""
+    """Implements `Blobs`."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -60,14 +33,8 @@ class PostgresBlobs:
                 [chunk.bytes for chunk in chunks],
             )
 
-    async def put_last(
-        self, _workspace_id: WorkspaceId, _bucket: datetime, chunks: Sequence[Chunk], /
-    ) -> Sequence[Chunk]:
-        """They ride in the publishing statement, which saves a small request a round trip."""
-        return chunks
-
     async def read(self, upload: Upload, first_chunk: int, last_chunk: int) -> AsyncIterator[bytes]:
-        """One window is read while the one before is on its way to the client."""
+        """Read one window ahead while the previous one is sent to the client."""
         ahead = asyncio.ensure_future(self._window(upload, first_chunk, last_chunk))
         try:
             for window in range(first_chunk, last_chunk + 1, WINDOW_CHUNKS):
@@ -80,7 +47,7 @@ class PostgresBlobs:
                     return
         finally:
             ahead.cancel()
-            ahead.add_done_callback(_forget)
+            ahead.add_done_callback(_ignore_result)
 
     async def _window(self, upload: Upload, first: int, last: int) -> list[bytes]:
         if first > last:
@@ -94,7 +61,7 @@ class PostgresBlobs:
         return [row["bytes"] for _, row in unbroken]
 
 
-def _forget(ahead: "asyncio.Future[list[bytes]]") -> None:
-    """Nobody waits for it any more; not even for its failure."""
+def _ignore_result(ahead: "asyncio.Future[list[bytes]]") -> None:
+    """Retrieve the exception, so that the event loop does not log it."""
     if not ahead.cancelled():
         ahead.exception()

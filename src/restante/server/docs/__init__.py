@@ -1,4 +1,4 @@
-"""This description: the OpenAPI document, and the same as a page to read."""
+"""This description, as an OpenAPI document and as a page to read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,18 @@ from dataclasses import dataclass
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from restante.http.operations import operation
 from restante.server import openapi
 from restante.server.docs.page import Page, rendered
 
+TAG = "docs"
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What is told of the routes, ready to be sent."""
+    """The description of the routes, ready to be sent."""
 
     document: bytes
     page: Page
@@ -23,7 +25,7 @@ class Reference:
 
 
 def reference(routes: Sequence[BaseRoute]) -> Reference:
-    """Describe the routes; takes a moment, so it is done once."""
+    """Describe the routes; slow, so it is done once."""
     document = openapi.document(routes)
     statuses = {
         (method.upper(), path): [
@@ -59,10 +61,16 @@ async def read(request: Request) -> Response:
         page.html,
         media_type="text/html",
         headers={
-            # Nothing is loaded from anywhere, and nothing runs; the one style is named by its hash.
+            # Nothing is loaded and no script runs; the one style sheet is allowed by its hash.
             "Content-Security-Policy": f"default-src 'none'; style-src '{page.style_hash}'; "
             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
         },
     )
+
+
+ROUTES = [
+    Route("/openapi.json", document),
+    Route("/docs", read),
+]

@@ -1,0 +1,64 @@
+"""A workspace acknowledges a file, or takes that back while the file is kept."""
+
+from datetime import datetime, timedelta
+
+import structlog
+
+from restante.database.pool import Database
+from restante.delivery import store
+from restante.delivery.fetch import GONE
+from restante.errors import UploadGone
+from restante.feed.wakeups import Wakeups
+from restante.ids import FileId, WorkspaceId
+
+log = structlog.get_logger()
+
+
+async def acknowledge(
+    db: Database, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
+) -> bool:
+    """
+    The workspace has the file.  Idempotent: the first time stays.
+
+    False if the sweep deleted the upload in the same moment.  Raises UploadGone if there is nothing
+    to acknowledge.
+    """
+    async with db.connection() as connection:
+        acked = await store.acknowledge(connection, workspace_id, file_id, now=now)
+    if acked is None:
+        raise UploadGone(GONE)
+    if acked.is_first:
+        _log("upload_acked", workspace_id, file_id, acked.size, acked.name)
+    return not acked.is_gone
+
+
+async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its caller
+    db: Database,
+    wakeups: Wakeups,
+    workspace_id: WorkspaceId,
+    file_id: FileId,
+    *,
+    ack_retention: timedelta,
+    now: datetime,
+) -> None:
+    """
+    Make an acknowledged file fetchable again while it is kept, and announce it again.
+
+    Raises UploadGone if it does not exist, was never acknowledged, or is due to be swept.
+    """
+    async with db.connection() as connection:
+        found = await store.get_acked(connection, workspace_id, file_id)
+        if found is None or not await store.reopen(
+            connection,
+            found,
+            now=now,
+            acked_since=now - ack_retention,
+            expires_at=now + ack_retention,
+        ):
+            raise UploadGone(GONE)
+    wakeups.grew(workspace_id)
+    _log("upload_reopened", workspace_id, file_id, found.size, found.name)
+
+
+def _log(event: str, workspace_id: WorkspaceId, file_id: FileId, size: int, name: str) -> None:
+    log.info(event, workspace=str(workspace_id), file=str(file_id), size=size, name=name)

@@ -1,0 +1,42 @@
+"""
+Notices that the client has gone.
+
+After a disconnect a bare ASGI `send` succeeds silently, so a handler that takes time must watch
+`receive` while it works.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+Result = TypeVar("Result")
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone away; what it still sends is ignored."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(
+    work: Coroutine[Any, Any, Result], gone: Coroutine[Any, Any, None]
+) -> Result:
+    """
+    Run the work until it ends or `gone` returns, which cancels it and raises ClientDisconnect.
+
+    What either of them raises is raised.  Work that ends together with the client counts as done.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone)
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            leaving.result()
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)

@@ -1,0 +1,87 @@
+"""Rows of a feed, messages, and events."""
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from msgspec import Meta, Raw, Struct
+
+from restante.wire.common import Moment
+
+LOWEST_SEQ = "X-Restante-Lowest-Seq"
+LATEST_SEQ = "X-Restante-Latest-Seq"
+ACKED_SEQ = "X-Restante-Acked-Seq"
+
+_PARAMS = {"message": {"role": "user", "parts": [{"kind": "text", "text": "Good morning."}]}}
+
+
+class ActivityRow(Struct, frozen=True):
+    """A row of a feed."""
+
+    id: UUID
+    workspace_id: UUID
+    activity_type: Annotated[str, Meta(description="`a2a_receive` for files and messages.")]
+    source_id: Annotated[
+        UUID | None, Meta(description="The workspace that sent it; null: from the canvas.")
+    ]
+    target_id: UUID | None
+    method: Annotated[
+        str | None, Meta(description="`chat_upload_receive` for a file, else the message's own.")
+    ]
+    summary: str | None
+    request_body: Annotated[
+        Raw,
+        Meta(
+            description="The message; for a file its `file_id`, `name`, `mimeType`, `size`, `uri`."
+        ),
+    ]
+    response_body: Raw
+    duration_ms: int | None
+    status: str
+    error_detail: str | None
+    created_at: Moment
+    seq: Annotated[int, Meta(description="Grows by one from row to row of a feed.")]
+
+
+class FeedAck(Struct, frozen=True):
+    """The last row that the workspace has handled."""
+
+    acked_seq: Annotated[
+        int,
+        Meta(ge=0, le=2**63 - 1, description="The seq of the last row handled.", examples=[42]),
+    ]
+
+
+class FeedAcked(Struct, frozen=True):
+    """The mark after the request."""
+
+    acked_seq: int
+
+
+class Message(Struct, frozen=True):
+    """A JSON-RPC 2.0 request; other fields are stored unchanged."""
+
+    method: Annotated[
+        str,
+        Meta(pattern=r"\S", description="What is asked for.", examples=["message/send"]),
+    ]
+    jsonrpc: Literal["2.0"] = "2.0"
+    id: Annotated[Any, Meta(description="The sender's own; kept as it is.")] = None
+    params: Annotated[
+        Any, Meta(description="An object or an array; kept as it is.", examples=[_PARAMS])
+    ] = None
+
+
+class Queued(Struct, frozen=True):
+    """The message is in the feed."""
+
+    status: Literal["queued"]
+    delivery_mode: Literal["poll"]
+    method: str
+
+
+class Event(Struct, frozen=True):
+    """Sent to those who watch a workspace, once for each new row."""
+
+    event: Literal["ACTIVITY_LOGGED"]
+    workspace_id: UUID
+    payload: ActivityRow

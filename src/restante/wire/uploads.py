@@ -1,0 +1,84 @@
+"""Files on their way in and out, and uploads as the operator sees them."""
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from restante.wire.common import Moment
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+MAX_IDEMPOTENCY_KEY = 255
+
+UploadState = Literal["never_fetched", "fetched", "acked", "expired"]
+
+
+class StagedFile(Struct, frozen=True, rename={"mime_type": "mimeType"}):
+    """One accepted file."""
+
+    uri: str
+    name: str
+    mime_type: str
+    size: int
+
+
+class UploadAnswer(Struct, frozen=True):
+    """The accepted files, in the order of the parts."""
+
+    files: list[StagedFile]
+
+
+class PendingUpload(Struct, frozen=True, rename={"mime_type": "mimeType"}):
+    """A file that waits to be fetched."""
+
+    file_id: UUID
+    uri: str
+    name: str
+    mime_type: str
+    size: int
+    sha256: Annotated[str, Meta(description="Of the contents, as hex.")]
+    created_at: Moment
+    fetched_at: Moment | None
+    expires_at: Moment
+
+
+class PendingUploads(Struct, frozen=True):
+    """Unacknowledged files, oldest first; `next_after` is missing on the last page."""
+
+    uploads: list[PendingUpload]
+    next_after: UUID | UnsetType = UNSET
+
+
+class Acked(Struct, frozen=True, omit_defaults=True):
+    """The workspace has the file; `raced` if the sweep deleted the row in the same moment."""
+
+    acked: bool
+    raced: bool = False
+
+
+class UploadView(
+    Struct, frozen=True, kw_only=True, rename={"mime_type": "mimeType", "partition": "leaf"}
+):
+    """An upload as the operator sees it, in any state."""
+
+    file_id: UUID
+    workspace_id: UUID
+    name: str
+    mime_type: str
+    size: int
+    sha256: str
+    state: UploadState
+    created_at: Moment
+    fetched_at: Moment | None
+    acked_at: Moment | None
+    expires_at: Moment
+    reopenable_until: Moment | None
+    bucket: Moment
+    partition: str | UnsetType | None = UNSET
+
+
+class UploadPage(Struct, frozen=True):
+    """Uploads, oldest first; `next_after` is missing on the last page."""
+
+    uploads: list[UploadView]
+    next_after: UUID | UnsetType = UNSET
