@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import pytest
@@ -170,7 +170,7 @@ async def test_mistakes_are_sentences(caller: Caller, tmp_path: Path):
 
 
 class Follower:
-    """A command that goes on until it is told to stop."""
+    """A running `restante inbox --follow`; killed at the end of the context."""
 
     def __init__(self, url: str, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -180,6 +180,13 @@ class Follower:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:
+            self.process.kill()
 
     async def line(self) -> str:
         assert self.process.stdout is not None
@@ -193,14 +200,14 @@ class Follower:
 
 async def test_following_shows_rows_as_they_come_until_ctrl_c(caller: Caller):
     await caller.staged(Part(name="old"))
-    follower = Follower(caller.site.url, caller.id)
 
-    assert (await follower.line()).rstrip().endswith("file old (5 B)")
-    for name in ("new", "newer"):
-        await caller.staged(Part(name=name))
-        assert (await follower.line()).rstrip().endswith(f"file {name} (5 B)")
+    with Follower(caller.site.url, caller.id) as follower:
+        assert (await follower.line()).rstrip().endswith("file old (5 B)")
+        for name in ("new", "newer"):
+            await caller.staged(Part(name=name))
+            assert (await follower.line()).rstrip().endswith(f"file {name} (5 B)")
 
-    assert await follower.interrupted() == (130, "")
+        assert await follower.interrupted() == (130, "")
 
 
 async def test_following_goes_on_after_an_outage_and_a_trim(caller: Caller):
@@ -217,9 +224,9 @@ async def test_following_goes_on_after_an_outage_and_a_trim(caller: Caller):
     ]
 
     async with impostor(one_after_another(*answers)) as liar:
-        follower = Follower(liar.url, NOBODY)
-        shown = [await follower.line(), await follower.line()]
-        code, complained = await follower.interrupted()
+        with Follower(liar.url, NOBODY) as follower:
+            shown = [await follower.line(), await follower.line()]
+            code, complained = await follower.interrupted()
 
     assert [line.split()[0] for line in shown] == ["1", "5"]
     assert code == 130
