@@ -333,7 +333,7 @@ class UploadView(Struct, frozen=True, kw_only=True, rename={"mime_type": "mimeTy
     mime_type: str
     size: int
     sha256: str
-    state: Literal["waiting", "fetched", "acked", "expired"]
+    state: Literal["never_fetched", "fetched", "acked", "expired"]
     created_at: Moment
     fetched_at: Moment | None
     acked_at: Moment | None

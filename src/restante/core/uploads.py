@@ -61,8 +61,8 @@ class Upload:
     expires_at: datetime
 
 
-# The states of an upload that is there; waiting is one that was never fetched.
-State = Literal["waiting", "fetched", "acked", "expired"]
+# The states of a stored upload.
+State = Literal["never_fetched", "fetched", "acked", "expired"]
 
 
 @dataclass(frozen=True, slots=True)

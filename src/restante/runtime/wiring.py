@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -143,12 +143,16 @@ class Operator:
 
 
 @asynccontextmanager
-async def operator(settings: Settings) -> AsyncIterator[Operator]:
-    """For commands: the services of a server, without one."""
+async def operator(settings: Settings, *, given: Collection[str]) -> AsyncIterator[Operator]:
+    """
+    For commands: the services of a server, without one.
+
+    `given` names the settings that the operator chose explicitly, by flag or environment.
+    """
     logs.configure(settings.log_format, "warning")
     async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
         await Readiness(db, migrate.shipped()).check()
-        settings = await _as_the_servers_have_it(settings, db)
+        settings = await _as_the_servers_have_it(settings, db, given)
         wakeups = Wakeups(db, Listener(dsn))
         delivery = _delivery(settings, db, wakeups)
         yield Operator(_sweeping(settings, db, delivery), SpaceAccount(db), Inventory(db, delivery))
@@ -162,22 +166,24 @@ def _choice(settings: Settings) -> Choice:
     )
 
 
-async def _as_the_servers_have_it(settings: Settings, db: Database) -> Settings:
+async def _as_the_servers_have_it(
+    settings: Settings, db: Database, given: Collection[str]
+) -> Settings:
     """
-    What nobody said to the command, as it was said to the servers.
+    Take each retention that was not given from what the servers use.
 
-    A sweep by hand in a bare shell must not delete by the defaults what the servers are to keep.
+    A sweep by hand must not delete by the defaults what the servers are configured to keep.
     """
     async with db.connection() as connection:
         chosen = await retention.choice(connection)
-    usual = Settings()
-    if chosen and settings.ack_retention_seconds == usual.ack_retention_seconds:
-        seconds = int(chosen.ack.total_seconds())
-        settings = msgspec.structs.replace(settings, ack_retention_seconds=seconds)
-    if chosen and settings.feed_retention_days == usual.feed_retention_days:
-        days = chosen.feed / timedelta(days=1)
-        settings = msgspec.structs.replace(settings, feed_retention_days=days)
-    return settings
+    if chosen is None:
+        return settings
+    servers = {
+        "ack_retention_seconds": int(chosen.ack.total_seconds()),
+        "feed_retention_days": chosen.feed / timedelta(days=1),
+    }
+    not_given = {name: value for name, value in servers.items() if name not in given}
+    return msgspec.structs.replace(settings, **not_given)
 
 
 def _loops(settings: Settings, db: Database, context: Context, upkeep: Upkeep) -> list[Loop]:

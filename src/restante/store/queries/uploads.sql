@@ -174,7 +174,7 @@ select workspace_id, file_id, bucket, name, mimetype, size, sha256,
                case when acked_at is not null then 'acked'
                     when expires_at <= $1 then 'expired'
                     when fetched_at is not null then 'fetched'
-                    else 'waiting'
+                    else 'never_fetched'
                end as state
           from uploads) as standing
  where ($2::uuid is null or workspace_id = $2)
