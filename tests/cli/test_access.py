@@ -1,5 +1,6 @@
 """Which token and which server the client commands use."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,22 +8,22 @@ from impostors import http, impostor
 
 from restante.cli.access import Access
 from restante.errors import BadRequest, NotAuthenticated
-from restante.postgres.datadir import DataDirectory
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
 def no_local_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No token in the environment, and no data directory at the default place."""
+    """An ordinary user without a token in the environment or a local server."""
     for name in ("URL", "TOKEN", "ADMIN_TOKEN", "DATA_DIR"):
         monkeypatch.delenv(f"RESTANTE_{name}", raising=False)
-    monkeypatch.setattr(DataDirectory, "default", lambda: tmp_path / "no-server")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
 
 
 def data_dir(tmp_path: Path, token: str, name: str = "data") -> Path:
     path = tmp_path / name
-    path.mkdir()
+    path.mkdir(parents=True)
     (path / "admin-token").write_text(token + "\n")
     return path
 
@@ -40,8 +41,7 @@ async def test_the_order_in_which_tokens_are_looked_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """The flag, then RESTANTE_TOKEN, then the admin token of the server on this machine."""
-    default = data_dir(tmp_path, "in-the-default-directory", "default")
-    monkeypatch.setattr(DataDirectory, "default", lambda: default)
+    data_dir(tmp_path, "in-the-default-directory", "home/restante")
     assert await token_sent(Access()) == "in-the-default-directory"
 
     monkeypatch.setenv(
@@ -79,8 +79,7 @@ def test_the_admin_token_of_this_machine_is_not_sent_to_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """A mistyped URL must not leak the admin token."""
-    here = data_dir(tmp_path, "ours")
-    monkeypatch.setattr(DataDirectory, "default", lambda: here)
+    here = data_dir(tmp_path, "ours", "home/restante")
     monkeypatch.setenv("RESTANTE_DATA_DIR", str(here))
 
     for url in ("https://example.org", "http://10.0.0.1:8080"):
