@@ -190,11 +190,11 @@ class Follower:
 
     async def line(self) -> str:
         assert self.process.stdout is not None
-        return await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), 20)
+        return await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), 60)
 
     async def interrupted(self) -> tuple[int, str]:
         self.process.send_signal(signal.SIGINT)
-        _, complained = await asyncio.to_thread(self.process.communicate, timeout=10)
+        _, complained = await asyncio.to_thread(self.process.communicate, timeout=60)
         return self.process.returncode, complained
 
 

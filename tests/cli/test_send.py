@@ -84,7 +84,7 @@ async def test_json_lists_the_accepted_files(caller: Caller, letter: Path):
 
 async def test_more_files_than_fit_into_one_request(caller: Caller, tmp_path: Path):
     """For example, all files of a directory."""
-    paths = [tmp_path / f"{number:03}" for number in range(70)]
+    paths = [tmp_path / f"{number:03}" for number in range(MAX_FILES_PER_REQUEST + 6)]
     for path in paths:
         path.write_bytes(b"x")
 
@@ -98,7 +98,7 @@ async def test_more_files_than_fit_into_one_request(caller: Caller, tmp_path: Pa
 
 async def test_files_accepted_before_a_failure_are_printed(caller: Caller, tmp_path: Path):
     """Otherwise the user would send them again."""
-    paths = [tmp_path / f"{number:03}" for number in range(70)]
+    paths = [tmp_path / f"{number:03}" for number in range(MAX_FILES_PER_REQUEST + 6)]
     for path in paths:
         path.write_bytes(b"x")
     pass_on = relay(caller.site)
@@ -112,9 +112,10 @@ async def test_files_accepted_before_a_failure_are_printed(caller: Caller, tmp_p
     async with impostor(accept_one_request) as proxy:
         done = await send(proxy.url, caller.id, *paths, "--json")
 
+    names = [path.name for path in paths[:MAX_FILES_PER_REQUEST]]
     assert (done.code, done.stderr) == (1, "restante: There is no more room.\n")
-    assert [file["name"] for file in json.loads(done.stdout)] == [path.name for path in paths[:64]]
-    assert len(await waiting(caller)) == 64
+    assert [file["name"] for file in json.loads(done.stdout)] == names
+    assert len(await waiting(caller)) == MAX_FILES_PER_REQUEST
 
 
 async def test_ttl_seconds_sets_when_the_files_expire(caller: Caller, letter: Path):
@@ -245,8 +246,8 @@ def test_every_batch_is_within_the_limits_of_a_request(sizes: list[int]):
 @pytest.mark.parametrize(
     ("sizes", "lengths"),
     [
-        ([1] * 64, [64]),
-        ([1] * 65, [64, 1]),
+        ([1] * MAX_FILES_PER_REQUEST, [MAX_FILES_PER_REQUEST]),
+        ([1] * (MAX_FILES_PER_REQUEST + 1), [MAX_FILES_PER_REQUEST, 1]),
         ([MAX_FILE_BYTES] * 3, [1, 1, 1]),
         ([MAX_FILE_BYTES, 1, MAX_FILE_BYTES], [2, 1]),
         ([10_000_000] * 11, [5, 5, 1]),

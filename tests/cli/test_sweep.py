@@ -212,7 +212,7 @@ async def test_the_commands_use_the_database_of_a_running_or_a_stopped_server(se
     server.start()
     postgres = server.postgres_pid()
     first_pass = b'molecule_loop_passes_total{loop="sweep",outcome="ok"} 1.0'
-    wait_until(lambda: first_pass in server.get("/metrics")[1], seconds=20, what="the first sweep")
+    wait_until(lambda: first_pass in server.get("/metrics")[1], seconds=60, what="the first sweep")
     connection = await asyncpg.connect(server.dsn, server_settings={"search_path": SCHEMA})
     await make_leaf(connection, CHUNKS)
     await make_old(connection, await make_workspace(connection), 3)

@@ -147,7 +147,7 @@ async def _receive(
         except NotAuthenticated as error:
             raise NotAuthenticated(
                 f"{client.url} no longer accepts the token of this workspace: it was replaced or "
-                f"revoked, or the workspace was removed. Write a new token to "
+                f"revoked, or the workspace was removed. Write a new token into "
                 f"{folder.credentials_path}, or use another --dir to register again."
             ) from error
 
