@@ -1,1 +1,1 @@
-"""Measurements, each as a ratio to a floor measured in the same run."""
+"""Benchmarks, each as a ratio to a reference measured in the same run."""

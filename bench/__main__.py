@@ -1,4 +1,4 @@
-"""`make bench`: measure everything, or what is named: `python -m bench delivery polls`."""
+"""`make bench` runs every benchmark; `python -m bench delivery polls` runs some."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""`restante connect` receiving large files against curl fetching the same ones."""
+"""`restante connect` receiving large files, compared with curl."""
 
 import os
 import shutil
@@ -28,9 +28,9 @@ _RESTANTE = Path(sys.executable).with_name("restante")
 
 
 async def measure(server: Running) -> None:
-    """Each takes the same files from a workspace of its own, and they take turns in being first."""
+    """Both fetch the same files, each from its own workspace; they alternate in going first."""
     if shutil.which("curl") is None:
-        print("25 MiB files through connect\n    not measured: there is no curl to compare with")
+        print("25 MiB files through connect\n    not measured: curl is not installed")
         return
     content = os.urandom(MAX_FILE_BYTES)
     speeds: dict[Way, list[float]] = {_connect_speed: [], _curl_speed: []}
@@ -38,7 +38,7 @@ async def measure(server: Running) -> None:
         with tempfile.TemporaryDirectory(prefix="restante-bench-") as folder:
             for way in list(speeds)[:: 1 if number % 2 else -1]:
                 staged = await _staged(server, content)
-                os.sync()  # nobody waits for what somebody else has written
+                os.sync()  # do not measure the writes of the other one
                 speeds[way].append(way(server, staged, Path(folder) / way.__name__))
     ours, floor = speeds.values()
     show(Figure("25 MiB files through connect", "MB/s", ours, floor, "curl", 0.8))
@@ -46,7 +46,7 @@ async def measure(server: Running) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A workspace and the files that wait for it."""
+    """A workspace and the files staged for it."""
 
     workspace: Workspace
     files: list[UUID]
@@ -69,7 +69,7 @@ async def _staged(server: Running, content: bytes) -> Staged:
 
 
 def _curl_speed(server: Running, staged: Staged, folder: Path) -> float:
-    """One curl for all of them, over one connection; like a download it is not synced."""
+    """One curl for all files, over one connection, without fsync."""
     folder.mkdir()
     workspace = staged.workspace
     address = f"http://127.0.0.1:{server.port}/workspaces/{workspace.id}/pending-uploads"
@@ -86,7 +86,7 @@ def _curl_speed(server: Running, staged: Staged, folder: Path) -> float:
 
 
 def _connect_speed(server: Running, staged: Staged, folder: Path) -> float:
-    """From its first line to the last file that it has checked, synced and acknowledged."""
+    """From its first line to the last file that is verified, synced and acknowledged."""
     url, workspace = f"http://127.0.0.1:{server.port}", staged.workspace
     with Folder.open(folder) as opened:
         opened.keep(Credentials(url, WorkspaceId(workspace.id), workspace.token))

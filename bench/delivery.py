@@ -1,4 +1,4 @@
-"""Uploads and fetches, large and small, against Postgres alone doing the same."""
+"""Large and small uploads and fetches, compared with Postgres alone."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 async def measure(server: Running) -> None:
-    """All of it, one after the other."""
+    """Run all measurements of this file."""
     await large_uploads(server)
     await small_uploads(server)
     await large_fetches(server)
@@ -37,7 +37,7 @@ async def measure(server: Running) -> None:
 
 
 async def large_uploads(server: Running) -> None:
-    """25 MiB files over HTTP against psql copying the same bytes into the same layout."""
+    """25 MiB files over HTTP, compared with psql copying the same bytes into the same table."""
     content = os.urandom(MAX_FILE_BYTES)
     ours: list[float] = []
     floor: list[float] = []
@@ -74,7 +74,7 @@ def _copy_speed(server: Running, content: bytes, copy_file: Path) -> float:
 
 
 def _copy_format(content: bytes) -> bytes:
-    """Rows of `chunks` as COPY BINARY reads them."""
+    """Rows of `chunks` in the format of COPY BINARY."""
     bucket = bucket_of(datetime.now(UTC))
     moment = struct.pack("!q", int((bucket - _EPOCH_2000).total_seconds() * 1_000_000))
     workspace, file = uuid4().bytes, uuid4().bytes
@@ -97,7 +97,7 @@ def _copy_row(fields: list[bytes]) -> bytes:
 
 
 async def small_uploads(server: Running) -> None:
-    """10 KiB files from 16 clients against pgbench committing the same rows."""
+    """10 KiB files from 16 clients, compared with pgbench committing the same rows."""
     workspaces = [server.register() for _ in range(SMALL_CLIENTS)]
     ours: list[float] = []
     floor: list[float] = []
@@ -127,7 +127,7 @@ async def _small_rate(server: Running, workspaces: list[Workspace]) -> float:
 
 
 def _pgbench_rate(server: Running, workspaces: list[Workspace]) -> float:
-    """One statement and one commit per file, in C, over the same socket."""
+    """One statement and one commit per file, over the same socket."""
     ids = ", ".join(f"'{workspace.id}'" for workspace in workspaces)
     body = '{"file_id": "x", "name": "bench.bin", "mimeType": "", "size": 10240, "uri": "x"}'
     script = f"""
@@ -172,7 +172,7 @@ def _pgbench_rate(server: Running, workspaces: list[Workspace]) -> float:
 
 
 async def large_fetches(server: Running) -> None:
-    """25 MiB files over HTTP against the driver alone reading the same chunks."""
+    """25 MiB files over HTTP, compared with asyncpg reading the same chunks."""
     workspace = server.register()
     connection = await http.Connection.open(server.port)
     path = f"/workspaces/{workspace.id}/chat/uploads"
@@ -203,7 +203,7 @@ async def _fetch_speed(connection: http.Connection, workspace: Workspace, file_i
 async def _driver_speed(
     driver: "asyncpg.Connection[asyncpg.Record]", workspace: Workspace, file_id: UUID
 ) -> float:
-    """1 MiB a query by key: what the fetch path does, without HTTP."""
+    """1 MiB per query by key: the queries of the fetch path, without HTTP."""
     bucket = await driver.fetchval(
         "select bucket from uploads where workspace_id = $1 and file_id = $2", workspace.id, file_id
     )
@@ -217,7 +217,7 @@ async def _driver_speed(
 
 
 async def memory_of_uploads(server: Running) -> None:
-    """How much more the server holds while 16 clients send 25 MiB each at once."""
+    """Additional memory of the server while 16 clients send 25 MiB each at once."""
     content = os.urandom(MAX_FILE_BYTES)
     workspaces = [server.register() for _ in range(16)]
     before = server.memory_mib()
@@ -232,5 +232,5 @@ async def memory_of_uploads(server: Running) -> None:
 
     await asyncio.gather(*map(client, workspaces))
     extra = server.memory_mib("VmHWM") - before
-    detail = f"{before:.0f} MiB before, {server.memory_mib('VmHWM'):.0f} MiB at the highest"
+    detail = f"{before:.0f} MiB before, {server.memory_mib('VmHWM'):.0f} MiB at the peak"
     show(Bound("Extra memory, 16 uploads of 25 MiB at once", "MiB", extra, 100, detail))

@@ -1,4 +1,4 @@
-"""A client that costs next to nothing: requests are bytes made beforehand, answers are counted."""
+"""A minimal HTTP client: requests are built beforehand, answers are not parsed beyond the head."""
 
 import asyncio
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ _BOUNDARY = "restante-bench"
 
 @dataclass(slots=True)
 class Connection:
-    """One kept-alive connection."""
+    """One persistent connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -20,24 +20,24 @@ class Connection:
         return cls(reader, writer)
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
-        """Send a whole request and read the whole answer."""
+        """Send a request and read the whole answer."""
         status, length = await self.ask_head(request)
         return status, await self.reader.readexactly(length)
 
     async def ask_head(self, request: bytes) -> tuple[int, int]:
-        """Send a request and read the answer up to its body."""
+        """Send a request and read the head of the answer; returns status and length."""
         self.writer.write(request)
         await self.writer.drain()
         return await self.head()
 
     async def head(self) -> tuple[int, int]:
-        """Read the head of an answer: status and length."""
+        """Read the head of an answer; returns status and length."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         start = head.lower().index(b"content-length:") + len(b"content-length:")
         return int(head[9:12]), int(head[start : head.index(b"\r\n", start)])
 
     async def skip(self, length: int) -> None:
-        """Read a body and forget it."""
+        """Read a body and discard it."""
         while length:
             length -= len(await self.reader.read(min(length, 1024 * 1024)))
 

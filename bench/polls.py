@@ -1,4 +1,4 @@
-"""Clients that wait: what each costs, and how soon it is woken."""
+"""Long polls: memory per waiting client, and wake-up latency."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ WAKES = 300
 
 
 async def measure(server: Running) -> None:
-    """2,000 clients wait, each for its own workspace; some are woken, one at a time."""
+    """2,000 clients poll, each its own workspace; some are woken, one at a time."""
     workspaces = [server.register() for _ in range(WAITING)]
     before = server.memory_mib()
     waiting = [await _wait(server, workspace) for workspace in workspaces]
@@ -41,7 +41,7 @@ async def _wait(server: Running, workspace: Workspace) -> http.Connection:
 
 
 async def _all_are_waiting(server: Running) -> None:
-    """Requests are taken in order, so an answer to one that came later says they were."""
+    """The server accepts connections in order, so an answer to a later request is enough."""
     probe = await http.Connection.open(server.port)
     for _ in range(20):
         await probe.ask(http.request("GET", "/ready", ""))

@@ -1,4 +1,4 @@
-"""How a figure is printed: what was reached, beside what, and what we aim for."""
+"""Prints each figure with its reference and its target."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value against its floor, round by round."""
+    """A measured value and its reference, one pair per round."""
 
     name: str
     unit: str
@@ -34,7 +34,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One measured value that should stay below a limit."""
+    """A measured value that should stay below a limit."""
 
     name: str
     unit: str
@@ -49,5 +49,5 @@ class Bound:
 
 
 def show(figure: Figure | Bound) -> None:
-    """Print a figure as soon as it is known."""
+    """Print a figure at once."""
     print("\n".join(figure.lines()), flush=True)

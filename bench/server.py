@@ -1,4 +1,4 @@
-"""A real server process to measure, with its own Postgres and durability as shipped."""
+"""The server process under test, with its own Postgres and full durability."""
 
 import os
 import re
@@ -32,7 +32,7 @@ PROGRAMS = _wheel() / "pginstall18" / "bin"
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A registered receiver."""
+    """A registered workspace."""
 
     id: UUID
     token: str
@@ -40,7 +40,7 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The server under measurement."""
+    """The running server."""
 
     port: int
     pid: int
@@ -57,7 +57,7 @@ class Running:
             return Workspace(workspace_id, msgspec.json.decode(answer.read())["auth_token"])
 
     def memory_mib(self, field: str = "VmRSS") -> float:
-        """Resident memory now (VmRSS) or at its highest (VmHWM)."""
+        """Resident memory now (VmRSS) or at its peak (VmHWM)."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         found = re.search(rf"{field}:\s+(\d+) kB", status)
         assert found is not None
@@ -69,14 +69,14 @@ class Running:
 
 @contextmanager
 def running(**settings: str) -> Iterator[Running]:
-    """Start, measure, stop; nothing is left behind."""
+    """Run a server on a temporary data directory."""
     with tempfile.TemporaryDirectory(prefix="restante-bench-") as parent:
         Path(parent).chmod(0o711)
         directory = Path(parent) / "data"
         program = [Path(sys.executable).with_name("restante"), "serve", "--port", "0"]
         process = subprocess.Popen(
             [*program, "--data-dir", str(directory), "--log-level", "warning"],
-            # The measurements say when there is a sweep.
+            # The benchmarks trigger their own sweeps.
             env=os.environ | {"RESTANTE_SWEEP_INTERVAL_SECONDS": "86400"} | settings,
             stdout=subprocess.PIPE,
             text=True,

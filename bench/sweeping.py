@@ -1,4 +1,4 @@
-"""The sweep beside one DELETE of rows that hold the bytes, while somebody writes."""
+"""The sweep compared with a DELETE of rows that hold the bytes, under concurrent writes."""
 
 import asyncio
 import os
@@ -34,12 +34,12 @@ MIB = 1024 * 1024
 
 @dataclass(slots=True)
 class Way:
-    """What one way of giving 512 MiB back has cost, over all rounds."""
+    """The cost of one way to free 512 MiB, over all rounds."""
 
     seconds: list[float] = field(default_factory=list[float])
     wal_bytes: list[int] = field(default_factory=list[int])
     freed_bytes: list[int] = field(default_factory=list[int])
-    # The writer's, in milliseconds: right before, and of every write that overlaps it.
+    # Latencies of the writer in milliseconds: right before, and of every overlapping write.
     idle: list[float] = field(default_factory=list[float])
     during: list[float] = field(default_factory=list[float])
 
@@ -49,7 +49,7 @@ class Way:
 
 
 async def measure(server: Running) -> None:
-    """512 MiB of files that are due, deleted in each way, round after round."""
+    """Delete 512 MiB of due files in each way, in every round."""
     connection = await asyncpg.connect(server.dsn, server_settings={"search_path": "restante"})
     workspace = server.register()
     costs = partial(_costs, server, workspace, connection)
@@ -69,13 +69,13 @@ async def measure(server: Running) -> None:
 
 def _show(delete: Way, sweep: Way, truncate: Way) -> None:
     wal, of_delete = statistics.median(sweep.wal_bytes), statistics.median(delete.wal_bytes)
-    detail = f"{wal / MIB:.1f} MiB beside {of_delete / MIB:.0f} MiB"
+    detail = f"{wal / MIB:.1f} MiB compared with {of_delete / MIB:.0f} MiB"
     percent = 100 * wal / of_delete
-    show(Bound("WAL of the sweep, as part of one DELETE's", "%", percent, 5, detail))
+    show(Bound("WAL of the sweep, relative to one DELETE", "%", percent, 5, detail))
     idle = [*delete.idle, *sweep.idle, *truncate.idle]
     times = _p99(sweep.during) / _p99(idle)
     detail = f"idle, before each: {_spread(idle)}"
-    show(Bound("Writer's p99 during the sweep, in idle ones", "x", times, 2, detail))
+    show(Bound("Writer's p99 during the sweep, relative to idle", "x", times, 2, detail))
     print(sweep.line("the sweep"))
     print(delete.line("one DELETE"))
     print(truncate.line("a plain file of that size, truncated"))
@@ -91,9 +91,9 @@ def _spread(latencies: list[float]) -> str:
 @asynccontextmanager
 async def _plain_file(connection: "asyncpg.Connection[Any]") -> AsyncIterator[Path]:
     """
-    As many bytes on the same disk, of which Postgres knows nothing.
+    A file of the same size on the same disk, outside of Postgres.
 
-    What writers feel of its end is what the filesystem takes for giving bytes back to anybody.
+    Truncating it shows how much of the writers' latency is due to the filesystem freeing blocks.
     """
     path = Path(await connection.fetchval("show data_directory")).parent / "plain-file"
     await asyncio.to_thread(_write_out, path)
@@ -124,7 +124,7 @@ async def _fill_seed(connection: "asyncpg.Connection[Any]") -> None:
 
 
 async def _fill_ours(connection: "asyncpg.Connection[Any]", workspace: Workspace) -> None:
-    """The same bytes in a bucket of three hours ago, acknowledged two hours ago."""
+    """The same bytes in a bucket from three hours ago, acknowledged two hours ago."""
     start = leaves.rules.floor(datetime.now(UTC), timedelta(hours=1)) - timedelta(hours=3)
     await leaves.create(connection, leaves.CHUNKS, Span(start, start + timedelta(hours=1)))
     await _stage(connection, workspace, start, FILES, FILE_BYTES)
@@ -176,7 +176,7 @@ async def _costs(
 ) -> None:
     await connection.execute("checkpoint")
     directory = Path(await connection.fetchval("show data_directory")).parent
-    # Looked at before and after the writing: we are busy with it for longer than a write takes.
+    # Measured before and after the writes, because it takes longer than one write.
     before = _size(directory)
     async with _writing(server, workspace) as writes:
         await asyncio.sleep(IDLE_SECONDS)
@@ -196,7 +196,7 @@ async def _costs(
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One message, from asking to its answer."""
+    """One message, from request to answer."""
 
     started: float
     ended: float
@@ -208,7 +208,7 @@ class Write:
 
 @asynccontextmanager
 async def _writing(server: Running, workspace: Workspace) -> AsyncIterator[list[Write]]:
-    """Messages, one after the other, beside what happens inside."""
+    """Send one message after the other while the context lasts."""
     connection = await http.Connection.open(server.port)
     body = b'{"jsonrpc": "2.0", "method": "message/send", "params": {}}'
     path = f"/workspaces/{workspace.id}/a2a"
@@ -235,7 +235,7 @@ async def _writing(server: Running, workspace: Workspace) -> AsyncIterator[list[
 async def _held_snapshot(
     server: Running, connection: "asyncpg.Connection[Any]", workspace: Workspace
 ) -> None:
-    """Sweeps of many small files, alone and while another session holds a snapshot open."""
+    """Sweeps of many small files, with and without a snapshot held by another session."""
     alone = [await _sweep_speed(server, connection, workspace) for _ in range(SMALL_ROUNDS)]
     holder = await asyncpg.connect(server.dsn)
     transaction = holder.transaction(isolation="repeatable_read")
@@ -260,7 +260,7 @@ async def _sweep_speed(
 
 
 def _size(directory: Path) -> int:
-    """What files take there; the log comes and goes by rules of its own."""
+    """Disk usage of the files there, without WAL, which Postgres recycles by its own rules."""
     return sum(
         path.stat().st_blocks * 512
         for path in directory.rglob("*")

@@ -1,7 +1,7 @@
 """
-The Postgres that the tests share: run as a program, it serves until its standard input closes.
+The Postgres that all tests share. Run as a program, it serves until its standard input closes.
 
-A process of its own, so that it ends with the test run however that ends.
+It is a process of its own, so that it ends with the test run however that ends.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ TEMPLATE = "restante_template"
 
 _clone_numbers = itertools.count()
 
-# Durability is the subject of the crash tests, which run servers of their own.
+# The crash tests, which need durability, run their own servers.
 FAST = {
     "fsync": "off",
     "synchronous_commit": "off",
@@ -36,13 +36,13 @@ FAST = {
 
 
 def dsn_of(dsn: str, database: str) -> str:
-    """The same server, another database."""
+    """The DSN of another database on the same server."""
     return urlunsplit(urlsplit(dsn)._replace(path=f"/{database}"))
 
 
 @asynccontextmanager
 async def cloned(cluster: str, template: str = TEMPLATE) -> AsyncIterator[str]:
-    """A database of one's own; its DSN."""
+    """A new database, cloned from the template; yields its DSN."""
     name = f"test_{os.getpid()}_{next(_clone_numbers)}"
     maintenance = await asyncpg.connect(cluster)
     try:
@@ -55,7 +55,7 @@ async def cloned(cluster: str, template: str = TEMPLATE) -> AsyncIterator[str]:
 
 @contextmanager
 def shared_cluster() -> Iterator[str]:
-    """Run the cluster and yield its DSN; the template is ready."""
+    """Run the cluster with the template; yields its DSN."""
     program = [sys.executable, __file__]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdin is not None
@@ -63,14 +63,14 @@ def shared_cluster() -> Iterator[str]:
         try:
             dsn = run.stdout.readline().strip()
             if not dsn:
-                raise RuntimeError("the test cluster did not start; its reason is above")
+                raise RuntimeError("the test cluster did not start; see the error above")
             yield dsn
         finally:
             run.stdin.close()
 
 
 async def make_template(dsn: str) -> None:
-    """A database with every migration, to be cloned."""
+    """Create the template database and run every migration on it."""
     connection = await asyncpg.connect(dsn)
     await connection.execute(f"create database {TEMPLATE}")
     await connection.close()
@@ -96,5 +96,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(
         prefix="restante-tests-", ignore_cleanup_errors=True
     ) as parent:
-        Path(parent).chmod(0o711)  # as root, Postgres's account passes through to its files
+        Path(parent).chmod(0o711)  # as root, the Postgres account must reach its files
         asyncio.run(main(Path(parent) / "data"))

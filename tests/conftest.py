@@ -4,6 +4,7 @@ One real Postgres for the whole run, a migrated template in it, and clones of th
 `TEST_POSTGRES_BIN` names the programs of another Postgres; by default it is the one we embed.
 """
 
+import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,8 +29,20 @@ _stack = ExitStack()
 
 def pytest_configure(config: pytest.Config) -> None:
     """The process that hands out the tests runs the cluster; its workers are told the address."""
+    _restore_sigint()
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         config.restante_cluster = _stack.enter_context(shared_cluster())  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _restore_sigint() -> None:
+    """
+    Undo an ignored SIGINT, which a background job of a shell inherits and passes on.
+
+    Workers and every process that a test starts inherit the disposition from here, and the tests
+    of Ctrl-C need the default one.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure_node(node: Any) -> None:

@@ -1,6 +1,7 @@
-"""Real server processes, to be started, killed with -9 and started again; and other commands."""
+"""Runs `restante serve` and other commands as real processes."""
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -8,23 +9,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+from uuid import UUID
 
 from restante.postgres import DataDirectory, placement, running_dsn
 
 RESTANTE = Path(sys.executable).with_name("restante")
 READY = "Restante is ready at "
 
-# The contracts of the server: a killed one takes its Postgres along, a stopped one leaves.
-POSTGRES_GONE_SECONDS = 5
-STOPPED_SECONDS = 5
+# How long a test waits for a process to end. A busy machine may be slow, so this is generous.
+STOPPED_SECONDS = 60
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """This environment without the settings and proxies a developer may have in it."""
+    """The environment without the developer's own settings and proxies."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -34,7 +36,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 def wait_until(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
-    """Look again and again until it holds; a process outside of ours has no signal to wait for."""
+    """Poll until the condition holds; another process gives us no event to wait for."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         if time.monotonic() > deadline:
@@ -53,7 +55,7 @@ def alive(pid: int) -> bool:
 
 
 def children(pid: int) -> dict[int, str]:
-    """The processes that this one has started and that still run, with their programs."""
+    """The running children of a process, with their program names."""
     try:
         pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except (FileNotFoundError, ProcessLookupError):
@@ -69,7 +71,7 @@ def _program(pid: int) -> str:
 
 
 def working_in(directory: Path) -> list[int]:
-    """Every process that was told of a directory or works below it, whoever started it."""
+    """Every process with the directory in its command line or its working directory below it."""
     return [
         int(process.name)
         for process in Path("/proc").glob("[0-9]*")
@@ -79,14 +81,14 @@ def working_in(directory: Path) -> list[int]:
 
 def _works_in(process: Path, directory: Path) -> bool:
     try:
-        told = os.fsencode(directory) in (process / "cmdline").read_bytes()
-        return told or (process / "cwd").readlink().is_relative_to(directory)
+        named = os.fsencode(directory) in (process / "cmdline").read_bytes()
+        return named or (process / "cwd").readlink().is_relative_to(directory)
     except OSError:
         return False
 
 
 class Outcome(NamedTuple):
-    """How a command ended and what it said."""
+    """The exit code and the output of a command."""
 
     code: int
     stdout: str
@@ -94,7 +96,7 @@ class Outcome(NamedTuple):
 
 
 def restante(*words: str | Path, seconds: float = 60, **environment: str) -> Outcome:
-    """Run a command to its end."""
+    """Run a command and wait for it."""
     done = subprocess.run(
         [RESTANTE, *words],
         env=clean_environment(**environment),
@@ -107,8 +109,32 @@ def restante(*words: str | Path, seconds: float = 60, **environment: str) -> Out
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
+def on_a_terminal(*words: str | Path | UUID, **environment: str) -> str:
+    """Run a command on a pseudo-terminal; its output, once it has ended with 0."""
+    ours, terminal = pty.openpty()
+    with subprocess.Popen(
+        [RESTANTE, *map(str, words)],
+        env=clean_environment(**{"TERM": "xterm-256color"} | environment),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    ) as process:
+        os.close(terminal)
+        with os.fdopen(ours, "rb", buffering=0) as screen:
+            received = b"".join(iter(lambda: _read(screen), b""))
+        assert process.wait(30) == 0, received
+    return received.decode()
+
+
+def _read(screen: FileIO) -> bytes:
+    try:
+        return screen.read(4096)
+    except OSError:  # Linux's end-of-file of a pseudo-terminal
+        return b""
+
+
 class Server:
-    """One `restante serve` on a free port, or on the one that was chosen."""
+    """One `restante serve`, on a free port unless `port` is set."""
 
     def __init__(self, data_dir: Path, *flags: str, **environment: str) -> None:
         self.data_dir = data_dir
@@ -136,17 +162,17 @@ class Server:
             self._remove_cluster()
 
     def _remove_cluster(self) -> None:
-        """As root, Postgres cannot enter pytest's directories, and its own is not below them."""
+        """As root, the cluster may be outside of the data directory."""
         home = self.home
         if home and home != self.data_dir:
             shutil.rmtree(home)
 
     def start(self) -> Self:
-        """Start and wait until it says that it is ready."""
+        """Start it and wait until it is ready."""
         return self.begin().until_ready()
 
     def begin(self) -> Self:
-        """Start, and come back at once."""
+        """Start it without waiting."""
         self.output = []
         self.address = ""
         self._ready = threading.Event()
@@ -166,7 +192,7 @@ class Server:
         return self
 
     def until_ready(self, seconds: float = 60) -> Self:
-        """Wait until it says that it is ready."""
+        """Wait until it is ready."""
         self._ready.wait(seconds)
         if not self.address:
             raise AssertionError("the server did not start:\n" + self.said)
@@ -184,7 +210,7 @@ class Server:
 
     @property
     def said(self) -> str:
-        """Everything on standard output and standard error since the last start."""
+        """All output since the last start."""
         return "".join(self.output)
 
     @property
@@ -200,13 +226,13 @@ class Server:
 
     @property
     def home(self) -> Path | None:
-        """The directory that holds the cluster, None before there is one."""
+        """The directory that holds the cluster, None before the first start."""
         if not self.data_dir.is_dir():
             return None
         return placement.existing_home(DataDirectory.open(self.data_dir))
 
     def processes(self) -> list[int]:
-        """Every process that works for this server, its Postgres and its children included."""
+        """Every process of this server, including its Postgres."""
         places = {self.data_dir, self.home or self.data_dir}
         return [pid for place in places for pid in working_in(place)]
 
@@ -215,7 +241,7 @@ class Server:
         return (self.data_dir / "admin-token").read_text().strip()
 
     def postgres_pid(self) -> int:
-        """The postmaster that runs under this server."""
+        """The pid of this server's postmaster."""
         found = self._postgres()
         if found is None:
             raise AssertionError("the server has no Postgres")
@@ -225,27 +251,27 @@ class Server:
         return next((pid for pid, name in children(self.pid).items() if name == "postgres"), None)
 
     def kill(self) -> None:
-        """kill -9, and wait until the process and its Postgres are gone."""
+        """Kill it with SIGKILL, and wait until it and its Postgres have ended."""
         postgres = self._postgres()
         self.signal(signal.SIGKILL)
         self.wait()
         if postgres:
             wait_until(
                 lambda: not alive(postgres),
-                seconds=POSTGRES_GONE_SECONDS,
+                seconds=STOPPED_SECONDS,
                 what="the end of its Postgres",
             )
 
-    def stop(self, seconds: float = 10) -> int:
-        """SIGTERM, and the exit code."""
+    def stop(self, seconds: float = STOPPED_SECONDS) -> int:
+        """Stop it with SIGTERM; returns the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(seconds)
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def wait(self, seconds: float = 10) -> int:
-        """The exit code, once the process has ended and all it said was read."""
+    def wait(self, seconds: float = STOPPED_SECONDS) -> int:
+        """Wait until it has ended and its output is read; returns the exit code."""
         assert self.process is not None
         code = self.process.wait(seconds)
         if self._reader:
@@ -253,7 +279,7 @@ class Server:
         return code
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-        """Status and body; a refused connection is status 0."""
+        """Status and body; status 0 if the connection is refused."""
         try:
             with urlopen(
                 Request(self.address + path, headers=dict(headers or {})), timeout=10

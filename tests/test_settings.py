@@ -3,7 +3,7 @@
 import pytest
 
 from restante.errors import SettingsInvalid
-from restante.settings import Settings, load
+from restante.settings import Settings, given, load
 
 
 def test_nothing_given_means_the_defaults():
@@ -18,6 +18,13 @@ def test_flags_win_over_the_environment_and_the_environment_over_defaults():
 
 def test_an_empty_variable_counts_as_unset():
     assert load({"RESTANTE_DATABASE_URL": ""}, {}).database_url is None
+
+
+def test_a_setting_equal_to_its_default_counts_as_given():
+    environ = {"RESTANTE_PORT": str(Settings().port), "RESTANTE_HOST": "", "PATH": "/bin"}
+    flags = {"feed_retention_days": Settings().feed_retention_days, "data_dir": None}
+
+    assert given(environ, flags) == {"port", "feed_retention_days"}
 
 
 @pytest.mark.parametrize(

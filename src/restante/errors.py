@@ -1,8 +1,8 @@
 """
-Every failure we raise on purpose, with its public code.
+Every error that Restante raises on purpose, with its public code.
 
-A message is a whole sentence: what happened, and where there is a choice, what to do.
-Nothing here knows an HTTP status; `web.problems` has that table.
+A class docstring is the published meaning of the code. A message is a whole sentence: what
+happened and, if there is a choice, what to do. HTTP statuses are not defined here.
 """
 
 from typing import ClassVar
@@ -10,12 +10,12 @@ from typing import ClassVar
 
 class RestanteError(Exception):
     """
-    Base of every failure we raise on purpose.
+    Base class of every error that Restante raises on purpose.
 
-    `facts` are the extra fields of the answer that carries it: what a program needs to act on.
+    `facts` become extra fields of the HTTP answer, for programs to act on.
     """
 
-    code: ClassVar[str]  # public and stable; clients branch on it
+    code: ClassVar[str]  # public and stable: clients branch on it
 
     def __init__(self, sentence: str, /, **facts: str | float | None) -> None:
         super().__init__(sentence)
@@ -23,73 +23,73 @@ class RestanteError(Exception):
 
 
 class SettingsInvalid(RestanteError):
-    """The environment or the flags ask for something that cannot be."""
+    """A flag or an environment variable is unknown or has an invalid value."""
 
     code = "settings_invalid"
 
 
 class AddressTaken(RestanteError):
-    """The host and port we were told to listen on cannot be had."""
+    """The server cannot listen on the configured host and port."""
 
     code = "address_taken"
 
 
 class DataDirectoryUnusable(RestanteError):
-    """The data directory cannot be made, written or owned."""
+    """The data directory cannot be created, read or written."""
 
     code = "data_directory_unusable"
 
 
 class DataDirectoryInUse(RestanteError):
-    """Another running Restante owns the data directory."""
+    """Another running Restante process uses the data directory."""
 
     code = "data_directory_in_use"
 
 
 class PostgresUnusable(RestanteError):
-    """The embedded Postgres cannot be found or does not start."""
+    """The embedded Postgres was not found or did not start."""
 
     code = "postgres_unusable"
 
 
 class DatabaseUnavailable(RestanteError):
-    """The database cannot be reached, or has no connection to spare, right now."""
+    """The database is not reachable, or no connection was free in time."""
 
     code = "database_unavailable"
 
 
 class DatabaseTooOld(RestanteError):
-    """The server at the other end is older than the SQL we speak."""
+    """The database server is older than Postgres 15."""
 
     code = "database_too_old"
 
 
 class StatementTimedOut(RestanteError):
-    """A statement was cut off because it took longer than it may."""
+    """A SQL statement was cancelled because it exceeded its timeout."""
 
     code = "statement_timed_out"
 
 
 class TableBusy(RestanteError):
-    """Somebody holds a lock that we did not get in time."""
+    """A lock in the database was not acquired within the lock timeout."""
 
     code = "table_busy"
 
 
 class CodeTooOld(RestanteError):
-    """A newer release has moved the database on, and it no longer serves this one."""
+    """A newer release has migrated the database, and this release can no longer use it."""
 
     code = "code_too_old"
 
 
 class MigrationFailed(RestanteError):
-    """A migration could not be applied; the ones before it were."""
+    """A migration failed; the migrations before it were applied."""
 
     code = "migration_failed"
 
 
 class NotReady(RestanteError):
-    """The server runs but cannot do its work yet."""
+    """The database does not answer, or a migration has not run yet."""
 
     code = "not_ready"
 
@@ -101,180 +101,180 @@ class DatabaseFull(RestanteError):
 
 
 class BadRequest(RestanteError):
-    """The request does not have the form it must have; nothing was done."""
+    """The request is malformed; nothing was changed."""
 
     code = "bad_request"
 
 
 class NotAuthenticated(RestanteError):
-    """No token, or not one that opens this door.  Says nothing about what is behind it."""
+    """The token is missing or does not grant access."""
 
     code = "not_authenticated"
 
 
 class WorkspaceUnknown(RestanteError):
-    """There is no such workspace, or it was removed."""
+    """The workspace does not exist or was removed."""
 
     code = "workspace_unknown"
 
 
 class WorkspaceHasNoCallback(RestanteError):
-    """The workspace can neither be called nor does it poll."""
+    """The workspace has no URL to push to, and the server cannot hold the request for polling."""
 
     code = "workspace_has_no_callback"
 
 
 class WorkspaceUnreachable(RestanteError):
-    """A push-mode workspace did not answer at its address."""
+    """A push workspace did not answer at its URL."""
 
     code = "workspace_unreachable"
 
 
 class AddressRefused(RestanteError):
-    """A push-mode workspace's address is one we do not call."""
+    """The URL of a push workspace points to an address that this server does not call."""
 
     code = "address_refused"
 
 
 class UploadMalformed(RestanteError):
-    """The multipart body is broken, empty, or holds no file."""
+    """The multipart body is malformed, empty or contains no file."""
 
     code = "upload_malformed"
 
 
 class UploadTooSlow(RestanteError):
-    """The body did not arrive in the time its size allows."""
+    """The request body did not arrive within the time allowed for its size."""
 
     code = "upload_too_slow"
 
 
 class TooManyFiles(RestanteError):
-    """More files in one request than it may carry."""
+    """The request contains more files than one request may."""
 
     code = "too_many_files"
 
 
 class FileTooLarge(RestanteError):
-    """One file is larger than any may be."""
+    """A file exceeds the size limit for one file."""
 
     code = "file_too_large"
 
 
 class RequestTooLarge(RestanteError):
-    """The whole request is larger than any may be."""
+    """The request exceeds the size limit for one request."""
 
     code = "request_too_large"
 
 
 class QuotaTooSmall(RestanteError):
-    """The request alone is larger than all that may wait for this workspace."""
+    """The request alone exceeds the workspace's quota, so it can never fit."""
 
     code = "quota_too_small"
 
 
 class WorkspaceFull(RestanteError):
-    """As much as may wait for this workspace is waiting already."""
+    """The files waiting for the workspace have reached the workspace's quota."""
 
     code = "workspace_full"
 
 
 class ServerFull(RestanteError):
-    """As much as this server may hold is waiting already."""
+    """The files waiting for all workspaces have reached the server's quota."""
 
     code = "server_full"
 
 
 class TooManyAtOnce(RestanteError):
-    """More requests of this kind at the same time than one workspace may have."""
+    """The workspace has reached its limit of concurrent requests of this kind."""
 
     code = "too_many_at_once"
 
 
 class KeyReused(RestanteError):
-    """An idempotency key came again with other files."""
+    """An idempotency key was used again with different files."""
 
     code = "key_reused"
 
 
 class MessageTooLarge(RestanteError):
-    """A JSON body is larger than its route takes."""
+    """A JSON body exceeds the size limit of its route."""
 
     code = "message_too_large"
 
 
 class TooManyMessages(RestanteError):
-    """The sender is over its rate."""
+    """The sender exceeded its rate limit."""
 
     code = "too_many_messages"
 
 
 class UploadGone(RestanteError):
-    """Absent, expired, acknowledged or somebody else's: the caller cannot tell, and need not."""
+    """The upload does not exist, expired, was acknowledged or belongs to another workspace."""
 
     code = "upload_gone"
 
 
 class RangeNotSatisfiable(RestanteError):
-    """The byte range lies outside of the file."""
+    """The requested byte range is outside of the file."""
 
     code = "range_not_satisfiable"
 
 
 class CursorGone(RestanteError):
-    """A reader's cursor is not, or no longer, in this feed; rows may have been missed."""
+    """The cursor is unknown to this feed or was trimmed; rows may have been missed."""
 
     code = "cursor_gone"
 
 
 class ServerUnreachable(RestanteError):
-    """No answer from the server: not there, too slow, or cut off; whether it acted is unknown."""
+    """The server did not answer completely; whether it processed the request is unknown."""
 
     code = "server_unreachable"
 
 
 class ServerRefused(RestanteError):
-    """The server refused in a way that this release has no name for; `status` has the number."""
+    """The server answered with an error unknown to this release; `status` is the HTTP status."""
 
     code = "server_refused"
 
 
 class AnswerInvalid(RestanteError):
-    """The server's answer is not what the protocol says; nothing of it was used."""
+    """The server's answer violates the protocol and was discarded."""
 
     code = "answer_invalid"
 
 
 class FileCorrupt(RestanteError):
-    """The bytes that came are not the file that was announced; they were thrown away."""
+    """The received bytes do not match the announced file and were discarded."""
 
     code = "file_corrupt"
 
 
 class FileUnreadable(RestanteError):
-    """A file that should be sent cannot be read."""
+    """A file to send cannot be read."""
 
     code = "file_unreadable"
 
 
 class FolderUnusable(RestanteError):
-    """A folder for received files cannot be used as it is."""
+    """The folder for received files cannot be used."""
 
     code = "folder_unusable"
 
 
 class FolderInUse(RestanteError):
-    """Another running program receives into this folder."""
+    """Another running process receives into this folder."""
 
     code = "folder_in_use"
 
 
 class FolderFull(RestanteError):
-    """There is no room on the disk that received files go to."""
+    """The disk is full, or too many received files wait for their command."""
 
     code = "folder_full"
 
 
 class CommandFailed(RestanteError):
-    """A command that should take a file or a message did not succeed."""
+    """The command for a received file or message failed."""
 
     code = "command_failed"

@@ -1,5 +1,6 @@
-"""With which token, and at which server, the client's commands speak."""
+"""Which token and which server the client commands use."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,28 +8,28 @@ from impostors import http, impostor
 
 from restante.cli.access import Access
 from restante.errors import BadRequest, NotAuthenticated
-from restante.postgres.datadir import DataDirectory
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither a token nor a server's data directory is to be found."""
+def no_local_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An ordinary user without a token in the environment or a local server."""
     for name in ("URL", "TOKEN", "ADMIN_TOKEN", "DATA_DIR"):
         monkeypatch.delenv(f"RESTANTE_{name}", raising=False)
-    monkeypatch.setattr(DataDirectory, "default", lambda: tmp_path / "no-server")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
 
 
 def data_dir(tmp_path: Path, token: str, name: str = "data") -> Path:
     path = tmp_path / name
-    path.mkdir()
+    path.mkdir(parents=True)
     (path / "admin-token").write_text(token + "\n")
     return path
 
 
-async def spoken(access: Access) -> str | None:
-    """The token that a server hears."""
+async def token_sent(access: Access) -> str | None:
+    """The token that a server receives."""
     async with impostor(lambda _: http(200, {"workspaces": []})) as server:
         given = Access(url=server.url, token=access.token, data_dir=access.data_dir)
         async with given.client() as client:
@@ -36,47 +37,49 @@ async def spoken(access: Access) -> str | None:
     return server.asked[0].headers.get("Authorization", "").removeprefix("Bearer ")
 
 
-async def test_what_is_nearest_counts_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """A flag, then RESTANTE_TOKEN, then what is known of the server on this machine."""
-    usual = data_dir(tmp_path, "of-the-usual-directory", "usual")
-    monkeypatch.setattr(DataDirectory, "default", lambda: usual)
-    assert await spoken(Access()) == "of-the-usual-directory"
+async def test_the_order_in_which_tokens_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """The flag, then RESTANTE_TOKEN, then the admin token of the server on this machine."""
+    data_dir(tmp_path, "in-the-default-directory", "home/restante")
+    assert await token_sent(Access()) == "in-the-default-directory"
 
-    monkeypatch.setenv("RESTANTE_DATA_DIR", str(data_dir(tmp_path, "of-a-variable", "other")))
-    assert await spoken(Access()) == "of-a-variable"
+    monkeypatch.setenv(
+        "RESTANTE_DATA_DIR", str(data_dir(tmp_path, "in-the-variables-directory", "other"))
+    )
+    assert await token_sent(Access()) == "in-the-variables-directory"
 
-    told = Access(data_dir=data_dir(tmp_path, "of-a-flag"))
-    assert await spoken(told) == "of-a-flag"
+    by_flag = Access(data_dir=data_dir(tmp_path, "in-the-flags-directory"))
+    assert await token_sent(by_flag) == "in-the-flags-directory"
 
     monkeypatch.setenv("RESTANTE_ADMIN_TOKEN", "admins")
-    assert await spoken(told) == "of-a-flag"
-    assert await spoken(Access()) == "admins"
+    assert await token_sent(by_flag) == "in-the-flags-directory"
+    assert await token_sent(Access()) == "admins"
 
     monkeypatch.setenv("RESTANTE_TOKEN", "ours")
-    assert await spoken(told) == "ours"
+    assert await token_sent(by_flag) == "ours"
 
-    assert await spoken(Access(token="given", data_dir=told.data_dir)) == "given"
+    assert await token_sent(Access(token="given", data_dir=by_flag.data_dir)) == "given"
 
 
-def test_no_token_is_a_sentence_that_says_where_one_is():
+def test_a_missing_token_is_an_error_that_says_where_to_find_one():
     with pytest.raises(NotAuthenticated, match="--token"):
         Access().client()
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe"])
-def test_a_token_that_cannot_be_read_is_none(tmp_path: Path, content: bytes):
+def test_an_unreadable_token_file_counts_as_no_token(tmp_path: Path, content: bytes):
     (tmp_path / "admin-token").write_bytes(content)
 
     with pytest.raises(NotAuthenticated):
         Access(data_dir=tmp_path).client()
 
 
-def test_the_token_of_this_machine_is_not_offered_to_another(
+def test_the_admin_token_of_this_machine_is_not_sent_to_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """Whoever mistypes an address must not hand over their server."""
-    here = data_dir(tmp_path, "ours")
-    monkeypatch.setattr(DataDirectory, "default", lambda: here)
+    """A mistyped URL must not leak the admin token."""
+    here = data_dir(tmp_path, "ours", "home/restante")
     monkeypatch.setenv("RESTANTE_DATA_DIR", str(here))
 
     for url in ("https://example.org", "http://10.0.0.1:8080"):
@@ -85,7 +88,9 @@ def test_the_token_of_this_machine_is_not_offered_to_another(
         assert Access(url=url, data_dir=here).client()
 
 
-def test_the_server_is_the_one_given_or_named_or_on_this_machine(monkeypatch: pytest.MonkeyPatch):
+def test_the_url_comes_from_the_flag_then_the_variable_then_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+):
     assert Access(token="t").client().url == "http://127.0.0.1:8080"
 
     monkeypatch.setenv("RESTANTE_URL", "https://example.org/")
@@ -94,6 +99,6 @@ def test_the_server_is_the_one_given_or_named_or_on_this_machine(monkeypatch: py
     assert Access(url="localhost:1", token="t").client().url == "http://localhost:1"
 
 
-def test_an_address_that_is_none_is_a_sentence():
+def test_an_invalid_url_is_refused():
     with pytest.raises(BadRequest):
         Access(url="ftp://example.org").client()

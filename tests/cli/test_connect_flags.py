@@ -1,4 +1,4 @@
-"""`restante connect` on its command line; what it does through crashes is tested with processes."""
+"""The flags of `restante connect`; crashes and outages are tested in e2e."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def connect(*words: object, **environment: str) -> Outcome:
-    """What a pipe gets, with no code for a terminal in it."""
+    """Run the command with its output in pipes, which must not contain terminal codes."""
     done = await asyncio.to_thread(_connect, *map(str, words), **environment)
     assert "\x1b" not in done.stdout + done.stderr
     return done
@@ -29,8 +29,8 @@ def _connect(*words: str, **environment: str) -> Outcome:
     return restante("connect", *words, **environment)  # pyright: ignore[reportArgumentType]
 
 
-def told_by(outcome: Outcome) -> str:
-    """The one sentence of a refusal."""
+def error_of(outcome: Outcome) -> str:
+    """The one line on standard error of a command that failed."""
     assert outcome.code == 1, outcome
     assert re.fullmatch(r"restante: .*\n", outcome.stderr), outcome.stderr
     return outcome.stderr
@@ -47,11 +47,11 @@ async def send(site: Site, workspace: str, *names: str) -> None:
         await admin.send_files(to, [Bytes(name, b"hello") for name in names])
 
 
-# From nothing to a file
+# Registering and receiving
 
 
 async def test_one_command_registers_and_the_next_receives(shared_site: Site, tmp_path: Path):
-    """Without saying again where and as whom."""
+    """The second run needs neither URL nor token."""
     folder = tmp_path / "inbox"
     first = await connect(shared_site.url, "--dir", folder, "--once", "--name", "laptop")
     kept = kept_credentials(folder)
@@ -72,7 +72,7 @@ async def test_one_command_registers_and_the_next_receives(shared_site: Site, tm
     assert (await workspaces(shared_site))[workspace].name == "laptop"
 
 
-async def test_the_token_is_for_its_owner_only(shared_site: Site, tmp_path: Path):
+async def test_only_the_owner_can_read_the_token(shared_site: Site, tmp_path: Path):
     await connect("--dir", tmp_path, "--once", RESTANTE_URL=shared_site.url)
 
     kept = kept_credentials(tmp_path)
@@ -82,7 +82,7 @@ async def test_the_token_is_for_its_owner_only(shared_site: Site, tmp_path: Path
     assert stat.S_IMODE(ours.stat().st_mode) == 0o700
 
 
-async def test_a_name_given_later_is_a_new_name(shared_site: Site, tmp_path: Path):
+async def test_a_later_run_can_rename_the_workspace(shared_site: Site, tmp_path: Path):
     await connect(shared_site.url, "--dir", tmp_path, "--once", "--name", "old")
 
     done = await connect("--dir", tmp_path, "--once", "--name", "new")
@@ -93,22 +93,22 @@ async def test_a_name_given_later_is_a_new_name(shared_site: Site, tmp_path: Pat
     assert (await workspaces(shared_site))[str(kept.workspace_id)].name == "new"
 
 
-async def test_a_server_that_wants_a_token_from_newcomers(run_site: SiteFactory, tmp_path: Path):
-    way_in = "the-way-in-for-newcomers"
-    async with run_site(registration_token=way_in) as site:
+async def test_a_server_that_requires_a_registration_token(run_site: SiteFactory, tmp_path: Path):
+    token = "a-token-for-new-workspaces"
+    async with run_site(registration_token=token) as site:
         words = [site.url, "--once", "--dir"]
         refused, flag, variable = await asyncio.gather(
             connect(*words, tmp_path / "1"),
-            connect(*words, tmp_path / "2", "--registration-token", way_in),
-            connect(*words, tmp_path / "3", RESTANTE_REGISTRATION_TOKEN=way_in),
+            connect(*words, tmp_path / "2", "--registration-token", token),
+            connect(*words, tmp_path / "3", RESTANTE_REGISTRATION_TOKEN=token),
         )
 
-    assert "token" in told_by(refused)
+    assert "token" in error_of(refused)
     assert kept_credentials(tmp_path / "1") is None
     assert (flag.code, variable.code) == (0, 0)
 
 
-async def test_what_a_command_refuses_is_left_behind_and_told(shared_site: Site, tmp_path: Path):
+async def test_files_whose_command_fails_are_not_acknowledged(shared_site: Site, tmp_path: Path):
     await connect(shared_site.url, "--dir", tmp_path, "--once")
     kept = kept_credentials(tmp_path)
     assert kept is not None
@@ -117,15 +117,13 @@ async def test_what_a_command_refuses_is_left_behind_and_told(shared_site: Site,
     refused = await connect("--dir", tmp_path, "--once", "--exec", "false")
     taken = await connect("--dir", tmp_path, "--once", "--exec", "cat")
 
-    assert "2 files could not be taken" in told_by(refused)
+    assert "2 files could not be taken" in error_of(refused)
     assert refused.stdout.count("false ended with status 1") == 2
     assert taken.code == 0
     assert taken.stdout.count("  hello") == 2
 
 
-async def test_a_token_that_would_be_seen_on_the_way_is_warned_about(
-    shared_site: Site, tmp_path: Path
-):
+async def test_an_unencrypted_connection_is_warned_about(shared_site: Site, tmp_path: Path):
     async with impostor(relay(shared_site)) as proxy:
         done = await connect(
             "http://restante.invalid", "--dir", tmp_path, "--once", http_proxy=proxy.url
@@ -138,7 +136,7 @@ async def test_a_token_that_would_be_seen_on_the_way_is_warned_about(
 # Mistakes
 
 
-async def test_mistakes_on_the_command_line_are_sentences(tmp_path: Path):
+async def test_mistakes_on_the_command_line_are_one_line_errors(tmp_path: Path):
     nowhere = "http://127.0.0.1:1"
     outcomes = await asyncio.gather(
         connect("--dir", tmp_path / "1"),
@@ -154,31 +152,31 @@ async def test_mistakes_on_the_command_line_are_sentences(tmp_path: Path):
         ["which server", "ftp://example.org", "empty", "unclosed", "refused", "/dev/null"],
         strict=True,
     ):
-        assert words in told_by(outcome)
+        assert words in error_of(outcome)
 
 
 async def test_a_folder_belongs_to_one_server(shared_site: Site, tmp_path: Path):
-    """Else its files and its token would go astray."""
+    """Otherwise its token would be sent to another server."""
     await connect(shared_site.url, "--dir", tmp_path, "--once")
 
     async with impostor(lambda _: http(200, {})) as other:
-        told = told_by(await connect(other.url, "--dir", tmp_path, "--once"))
+        error = error_of(await connect(other.url, "--dir", tmp_path, "--once"))
 
-    assert f"belongs to a workspace at {shared_site.url}" in told
+    assert f"belongs to a workspace at {shared_site.url}" in error
     assert other.asked == []
     assert (await connect(shared_site.url + "/", "--dir", tmp_path, "--once")).code == 0
 
 
-async def test_a_folder_that_another_process_has_is_left_alone(shared_site: Site, tmp_path: Path):
+async def test_a_folder_in_use_by_another_process_is_refused(shared_site: Site, tmp_path: Path):
     with Folder.open(tmp_path):
-        told = told_by(await connect(shared_site.url, "--dir", tmp_path, "--once"))
+        error = error_of(await connect(shared_site.url, "--dir", tmp_path, "--once"))
 
-    assert f"receives into {tmp_path} already" in told
+    assert f"receives into {tmp_path} already" in error
     assert kept_credentials(tmp_path) is None
 
 
-async def test_a_token_that_was_taken_back_ends_it(shared_site: Site, tmp_path: Path):
-    """Also without --once: waiting would not mend it."""
+async def test_a_revoked_token_ends_the_command(shared_site: Site, tmp_path: Path):
+    """Even without --once: a retry cannot succeed."""
     await connect(shared_site.url, "--dir", tmp_path, "--once")
     kept = kept_credentials(tmp_path)
     assert kept is not None
@@ -186,4 +184,4 @@ async def test_a_token_that_was_taken_back_ends_it(shared_site: Site, tmp_path: 
     revoked = await ask(shared_site, "DELETE", path, headers=bearer(ADMIN_TOKEN))
     assert revoked.status == 200
 
-    assert "token" in told_by(await connect("--dir", tmp_path))
+    assert "token" in error_of(await connect("--dir", tmp_path))

@@ -1,4 +1,4 @@
-"""What a person sees while files arrive."""
+"""The output of `restante connect`."""
 
 from collections.abc import Callable
 from io import StringIO
@@ -18,15 +18,15 @@ LOST = ServerUnreachable("The server is away.")
 
 
 def seen_in(show: Callable[[Display], None], **console: object) -> str:
-    """What is written to a pipe, or to a terminal with `force_terminal`."""
+    """The output in a pipe, or on a terminal with `force_terminal`."""
     written = StringIO()
     with display_for(Console(file=written, width=60, **console)) as display:  # pyright: ignore[reportArgumentType]
         show(display)
     return written.getvalue()
 
 
-def test_a_pipe_gets_plain_lines_of_any_length():
-    """They are grepped, and paths are copied from them."""
+def test_a_pipe_gets_plain_lines_that_are_not_wrapped():
+    """Users grep them and copy paths from them."""
     path = Path("/a/rather/long/path/that/is/longer/than/forty/columns/a.txt")
 
     def show(display: Display) -> None:
@@ -41,8 +41,8 @@ def test_a_pipe_gets_plain_lines_of_any_length():
     assert seen_in(show).splitlines() == [
         f"received a.txt (2.0 KiB): {path}",
         "not taken: b.txt: It is damaged.",
-        "gone: a.txt, it expired or was taken before",
-        "3 rows of the feed were deleted before they were read.",
+        "gone: a.txt, it expired or was received before",
+        "3 feed rows were deleted before they were read.",
         "1 files received, 2.0 KiB.",
     ]
 
@@ -50,15 +50,14 @@ def test_a_pipe_gets_plain_lines_of_any_length():
 @pytest.mark.parametrize(
     "text", ["[red]not red[/red]", ":smile:", "{task.fields}", "[link=x]y[/link]", "100% {}"]
 )
-def test_what_others_write_is_shown_as_it_is(text: str):
-    """And not taken for instructions to the display."""
+def test_markup_in_messages_is_shown_literally(text: str):
     assert seen_in(lambda display: display.message("message/send", text)) == (
         f"message message/send: {text}\n"
     )
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_what_others_write_cannot_steer_a_terminal(is_terminal: bool):
+def test_control_characters_are_not_printed(is_terminal: bool):
     evil = "\x1b]0;owned\x07\x9b2J\u202e\r\nsecond"
 
     def show(display: Display) -> None:
@@ -73,8 +72,8 @@ def test_what_others_write_cannot_steer_a_terminal(is_terminal: bool):
     assert [code for code in ("\x1b]", "\x07", "\x9b", "\u202e") if code in seen] == []
 
 
-def test_the_same_trouble_is_told_once_and_its_end_too():
-    """A night without a network is two lines."""
+def test_a_repeated_error_is_printed_once_and_so_is_its_end():
+    """A night without a network prints two lines."""
 
     def show(display: Display) -> None:
         display.connected()
@@ -93,7 +92,7 @@ def test_the_same_trouble_is_told_once_and_its_end_too():
     ]
 
 
-def test_a_terminal_gets_a_bar_that_a_dumb_one_could_not_draw():
+def test_a_terminal_gets_a_live_display_unless_it_is_dumb():
     terminal = Console(file=StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
     dumb = Console(file=StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
 
@@ -102,7 +101,7 @@ def test_a_terminal_gets_a_bar_that_a_dumb_one_could_not_draw():
         assert type(plain) is Display
 
 
-def test_the_bar_follows_the_file_and_the_totals_stay():
+def test_the_live_display_shows_totals_and_the_last_error():
     def show(display: Display) -> None:
         display.arriving(FILE)
         display.progress(1024)

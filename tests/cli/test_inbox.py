@@ -1,4 +1,4 @@
-"""`restante inbox`: looks at a feed and leaves it as it is."""
+"""`restante inbox`: shows a feed and changes nothing."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import pytest
@@ -30,14 +30,14 @@ async def caller(shared_site: Site) -> Caller:
     return await registered(shared_site)
 
 
-async def look(url: str, *words: object, token: str = ADMIN_TOKEN) -> Outcome:
-    """What a pipe gets."""
+async def inbox(url: str, *words: object, token: str = ADMIN_TOKEN) -> Outcome:
+    """Run the command with its output in pipes."""
     return await asyncio.to_thread(
         restante, "inbox", *map(str, words), RESTANTE_URL=url, RESTANTE_TOKEN=token
     )
 
 
-def said_by(outcome: Outcome) -> list[str]:
+def lines_of(outcome: Outcome) -> list[str]:
     assert (outcome.code, outcome.stderr) == (0, ""), outcome
     return outcome.stdout.splitlines()
 
@@ -47,7 +47,7 @@ def message(text: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": "message/send", "params": {"message": {"parts": parts}}}
 
 
-# What is shown
+# Output
 
 
 async def test_each_row_is_a_line_oldest_first(caller: Caller):
@@ -55,7 +55,7 @@ async def test_each_row_is_a_line_oldest_first(caller: Caller):
     await caller.staged(Part(b"12345", name="a b.txt"))
     await other.message(message("Good morning."), to=caller)
 
-    first, second = said_by(await look(caller.site.url, caller.id))
+    first, second = lines_of(await inbox(caller.site.url, caller.id))
 
     when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
     assert re.fullmatch(rf" +1  {when}  file a_b\.txt \(5 B\)", first)
@@ -64,11 +64,11 @@ async def test_each_row_is_a_line_oldest_first(caller: Caller):
     )
 
 
-async def test_a_script_gets_a_row_a_line(caller: Caller):
+async def test_json_is_one_row_per_line(caller: Caller):
     await caller.staged(Part(name="a"))
     await caller.message(message(EVIL), to=caller)
 
-    lines = said_by(await look(caller.site.url, caller.id, "--json"))
+    lines = lines_of(await inbox(caller.site.url, caller.id, "--json"))
 
     rows = [json.loads(line) for line in lines]
     assert rows == list(reversed(await caller.feed()))
@@ -76,40 +76,40 @@ async def test_a_script_gets_a_row_a_line(caller: Caller):
     assert rows[1]["request_body"]["params"]["message"]["parts"][0]["text"] == EVIL
 
 
-async def test_what_others_write_cannot_steer_a_terminal(caller: Caller):
-    """Anybody with a token may write to anybody."""
+async def test_control_characters_are_not_printed(caller: Caller):
+    """Every workspace can send text to every other."""
     body = message(EVIL) | {"method": "x" + EVIL}
     assert (await caller.message(body, to=caller)).status == 200
 
-    done = await look(caller.site.url, caller.id)
+    done = await inbox(caller.site.url, caller.id)
 
-    (line,) = said_by(done)
+    (line,) = lines_of(done)
     assert line.isprintable()
     assert "owned" in line
 
 
-async def test_the_newest_are_shown_and_nothing_is_changed(caller: Caller):
+async def test_the_newest_rows_are_shown_and_nothing_changes(caller: Caller):
     await caller.staged(*(Part(name=f"{n}") for n in range(5)))
 
-    lines = said_by(await look(caller.site.url, caller.id, "--limit", 2))
+    lines = lines_of(await inbox(caller.site.url, caller.id, "--limit", 2))
 
     assert [line.split()[0] for line in lines] == ["4", "5"]
     assert (await caller.read_feed()).headers["X-Restante-Acked-Seq"] == "0"
     assert len((await caller.waiting()).json["uploads"]) == 5
 
 
-async def test_an_empty_feed_is_nothing(caller: Caller):
-    assert said_by(await look(caller.site.url, caller.id)) == []
+async def test_an_empty_feed_prints_nothing(caller: Caller):
+    assert lines_of(await inbox(caller.site.url, caller.id)) == []
 
 
-async def test_a_row_that_no_honest_server_has_is_a_sentence(caller: Caller):
+async def test_an_invalid_row_is_an_error(caller: Caller):
     await caller.message(message("."), to=caller)
     (row,) = await caller.feed()
     broken = json.dumps([row | {"request_body": "?"}]).encode().replace(b'"?"', b'"\xff"')
 
     async with impostor(lambda _: http(200, broken)) as liar:
         shown, as_json = await asyncio.gather(
-            look(liar.url, NOBODY), look(liar.url, NOBODY, "--json")
+            inbox(liar.url, NOBODY), inbox(liar.url, NOBODY, "--json")
         )
 
     assert shown.code == 1
@@ -117,11 +117,11 @@ async def test_a_row_that_no_honest_server_has_is_a_sentence(caller: Caller):
     assert json.loads(as_json.stdout)["request_body"] == "\ufffd"
 
 
-# Whose
+# Which workspace
 
 
-async def test_a_connected_folder_shows_its_own(caller: Caller, tmp_path: Path):
-    """With the token that is kept there, at the server that is kept there."""
+async def test_a_connected_folder_shows_its_own_feed(caller: Caller, tmp_path: Path):
+    """With the URL and the token stored in the folder."""
     await caller.staged(Part(name="mine"))
     kept = Credentials(caller.site.url, WorkspaceId(UUID(caller.id)), caller.token)
     with Folder.open(tmp_path / "folder") as folder:
@@ -129,36 +129,36 @@ async def test_a_connected_folder_shows_its_own(caller: Caller, tmp_path: Path):
 
     done = await asyncio.to_thread(restante, "inbox", "--dir", tmp_path / "folder")
 
-    (line,) = said_by(done)
+    (line,) = lines_of(done)
     assert "mine" in line
 
 
-async def test_a_workspace_looks_at_itself_and_at_nobody_else(caller: Caller):
+async def test_a_workspace_can_read_only_its_own_feed(caller: Caller):
     other = await registered(caller.site)
 
     own, others = await asyncio.gather(
-        look(caller.site.url, caller.id, token=caller.token),
-        look(caller.site.url, other.id, token=caller.token),
+        inbox(caller.site.url, caller.id, token=caller.token),
+        inbox(caller.site.url, other.id, token=caller.token),
     )
 
-    assert said_by(own) == []
+    assert lines_of(own) == []
     assert others.code == 1
 
 
-async def test_mistakes_are_sentences(caller: Caller, tmp_path: Path):
+async def test_mistakes_are_one_line_errors(caller: Caller, tmp_path: Path):
     url = caller.site.url
     outcomes = await asyncio.gather(
-        look(url),
-        look(url, "--dir", tmp_path),
-        look(url, NOBODY),
-        look(url, "no-such-name"),
-        look(url, caller.id, "--limit", 501),
-        look(url, caller.id, "--limit", 0),
+        inbox(url),
+        inbox(url, "--dir", tmp_path),
+        inbox(url, NOBODY),
+        inbox(url, "no-such-name"),
+        inbox(url, caller.id, "--limit", 501),
+        inbox(url, caller.id, "--limit", 0),
     )
 
     for outcome, words in zip(
         outcomes,
-        ["Say which workspace", "has not been connected", "no such workspace", "no-such-name"]
+        ["Say which workspace", "is not connected", "no such workspace", "no-such-name"]
         + ["--limit"] * 2,
         strict=True,
     ):
@@ -170,7 +170,7 @@ async def test_mistakes_are_sentences(caller: Caller, tmp_path: Path):
 
 
 class Follower:
-    """A command that goes on until it is told to stop."""
+    """A running `restante inbox --follow`; killed at the end of the context."""
 
     def __init__(self, url: str, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -181,45 +181,52 @@ class Follower:
             text=True,
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:
+            self.process.kill()
+
     async def line(self) -> str:
         assert self.process.stdout is not None
-        return await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), 20)
+        return await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), 60)
 
     async def interrupted(self) -> tuple[int, str]:
         self.process.send_signal(signal.SIGINT)
-        _, complained = await asyncio.to_thread(self.process.communicate, timeout=10)
+        _, complained = await asyncio.to_thread(self.process.communicate, timeout=60)
         return self.process.returncode, complained
 
 
-async def test_following_shows_rows_as_they_come_until_ctrl_c(caller: Caller):
+async def test_follow_shows_new_rows_until_ctrl_c(caller: Caller):
     await caller.staged(Part(name="old"))
-    follower = Follower(caller.site.url, caller.id)
 
-    assert (await follower.line()).rstrip().endswith("file old (5 B)")
-    for name in ("new", "newer"):
-        await caller.staged(Part(name=name))
-        assert (await follower.line()).rstrip().endswith(f"file {name} (5 B)")
+    with Follower(caller.site.url, caller.id) as follower:
+        assert (await follower.line()).rstrip().endswith("file old (5 B)")
+        for name in ("new", "newer"):
+            await caller.staged(Part(name=name))
+            assert (await follower.line()).rstrip().endswith(f"file {name} (5 B)")
 
-    assert await follower.interrupted() == (130, "")
+        assert await follower.interrupted() == (130, "")
 
 
-async def test_following_goes_on_after_an_outage_and_a_trim(caller: Caller):
-    """Whoever watches a feed over night should see in the morning what came."""
+async def test_follow_continues_after_an_outage_and_a_trim(caller: Caller):
+    """A feed followed overnight shows in the morning what arrived."""
     await caller.message(message("first"), to=caller)
     (row,) = await caller.feed()
     gone = {"error": "It was trimmed.", "code": "cursor_gone", "lowest_seq": 5, "latest_seq": 5}
     answers = [
         http(200, [row], X_Restante_Latest_Seq="1"),
-        *[b""] * 9,  # more often than one request is tried
+        *[b""] * 9,  # more than the client retries one request
         http(410, gone),
         http(200, [row | {"seq": 5}]),
         http(200, []),
     ]
 
     async with impostor(one_after_another(*answers)) as liar:
-        follower = Follower(liar.url, NOBODY)
-        shown = [await follower.line(), await follower.line()]
-        code, complained = await follower.interrupted()
+        with Follower(liar.url, NOBODY) as follower:
+            shown = [await follower.line(), await follower.line()]
+            code, complained = await follower.interrupted()
 
     assert [line.split()[0] for line in shown] == ["1", "5"]
     assert code == 130

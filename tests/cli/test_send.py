@@ -1,11 +1,8 @@
-"""`restante send`, as a person, a pipe and a script meet it."""
+"""`restante send` on a terminal, in a pipe and in a script."""
 
 import asyncio
 import json
-import os
-import pty
 import re
-import subprocess
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,7 +12,7 @@ from callers import ADMIN_TOKEN, Caller, registered
 from hypothesis import given
 from hypothesis import strategies as st
 from impostors import Asked, http, impostor, relay
-from processes import RESTANTE, Outcome, clean_environment, restante
+from processes import Outcome, on_a_terminal, restante
 from sites import Site
 
 from restante.cli.send import batches
@@ -41,7 +38,7 @@ def letter(tmp_path: Path) -> Path:
 
 
 async def send(url: str, *words: object, token: str = ADMIN_TOKEN) -> Outcome:
-    """What a pipe gets."""
+    """Run the command with its output in pipes."""
     return await asyncio.to_thread(
         restante, "send", *map(str, words), RESTANTE_URL=url, RESTANTE_TOKEN=token
     )
@@ -51,17 +48,17 @@ async def waiting(caller: Caller) -> list[str]:
     return [upload["name"] for upload in (await caller.waiting(limit=500)).json["uploads"]]
 
 
-def told_by(outcome: Outcome) -> str:
-    """The one sentence of a refusal."""
+def error_of(outcome: Outcome) -> str:
+    """The one line on standard error of a command that failed."""
     assert (outcome.code, outcome.stdout) == (1, ""), outcome
     assert re.fullmatch(r"restante: .*\n", outcome.stderr), outcome.stderr
     return outcome.stderr
 
 
-# What is sent
+# Sending
 
 
-async def test_what_was_accepted_is_printed_a_line_each(caller: Caller, letter: Path):
+async def test_each_accepted_file_is_printed_on_a_line(caller: Caller, letter: Path):
     done = await send(caller.site.url, caller.id, letter, letter, token=caller.token)
 
     lines = done.stdout.splitlines()
@@ -72,7 +69,7 @@ async def test_what_was_accepted_is_printed_a_line_each(caller: Caller, letter: 
     assert await waiting(caller) == ["a_letter.txt"] * 2
 
 
-async def test_a_script_gets_json(caller: Caller, letter: Path):
+async def test_json_lists_the_accepted_files(caller: Caller, letter: Path):
     done = await send(caller.site.url, caller.id, letter, "--json")
 
     (file,) = json.loads(done.stdout)
@@ -85,9 +82,9 @@ async def test_a_script_gets_json(caller: Caller, letter: Path):
     assert file["uri"] == upload["uri"]
 
 
-async def test_more_files_than_one_request_carries(caller: Caller, tmp_path: Path):
-    """Somebody sends a directory full of them."""
-    paths = [tmp_path / f"{number:03}" for number in range(70)]
+async def test_more_files_than_fit_into_one_request(caller: Caller, tmp_path: Path):
+    """For example, all files of a directory."""
+    paths = [tmp_path / f"{number:03}" for number in range(MAX_FILES_PER_REQUEST + 6)]
     for path in paths:
         path.write_bytes(b"x")
 
@@ -99,46 +96,45 @@ async def test_more_files_than_one_request_carries(caller: Caller, tmp_path: Pat
     assert sorted(await waiting(caller)) == names
 
 
-async def test_what_was_accepted_before_a_failure_is_told_all_the_same(
-    caller: Caller, tmp_path: Path
-):
-    """Else it would be sent twice the next time."""
-    paths = [tmp_path / f"{number:03}" for number in range(70)]
+async def test_files_accepted_before_a_failure_are_printed(caller: Caller, tmp_path: Path):
+    """Otherwise the user would send them again."""
+    paths = [tmp_path / f"{number:03}" for number in range(MAX_FILES_PER_REQUEST + 6)]
     for path in paths:
         path.write_bytes(b"x")
     pass_on = relay(caller.site)
     full = http(507, {"error": "There is no more room.", "code": "server_full"})
-    asked: list[Asked] = []
+    requests: list[Asked] = []
 
-    async def room_for_one(request: Asked) -> bytes:
-        asked.append(request)
-        return await pass_on(request) if len(asked) == 1 else full
+    async def accept_one_request(request: Asked) -> bytes:
+        requests.append(request)
+        return await pass_on(request) if len(requests) == 1 else full
 
-    async with impostor(room_for_one) as line:
-        done = await send(line.url, caller.id, *paths, "--json")
+    async with impostor(accept_one_request) as proxy:
+        done = await send(proxy.url, caller.id, *paths, "--json")
 
+    names = [path.name for path in paths[:MAX_FILES_PER_REQUEST]]
     assert (done.code, done.stderr) == (1, "restante: There is no more room.\n")
-    assert [file["name"] for file in json.loads(done.stdout)] == [path.name for path in paths[:64]]
-    assert len(await waiting(caller)) == 64
+    assert [file["name"] for file in json.loads(done.stdout)] == names
+    assert len(await waiting(caller)) == MAX_FILES_PER_REQUEST
 
 
-async def test_how_long_they_wait_can_be_said(caller: Caller, letter: Path):
+async def test_ttl_seconds_sets_when_the_files_expire(caller: Caller, letter: Path):
     accepted, refused = await asyncio.gather(
         send(caller.site.url, caller.id, letter, "--ttl-seconds", 90),
         send(caller.site.url, caller.id, letter, "--ttl-seconds", 0),
     )
 
     assert accepted.code == 0
-    assert "ttl_seconds" in told_by(refused)
+    assert "ttl_seconds" in error_of(refused)
     (upload,) = (await caller.waiting()).json["uploads"]
     made, ends = (datetime.fromisoformat(upload[at]) for at in ("created_at", "expires_at"))
     assert timedelta(seconds=89) < ends - made < timedelta(seconds=91)
 
 
-# To whom
+# The recipient
 
 
-async def test_the_admin_can_say_a_name(shared_site: Site, letter: Path):
+async def test_the_admin_can_use_a_name(shared_site: Site, letter: Path):
     named = await registered(shared_site, agent_card={"name": "the only laptop"})
 
     done = await send(shared_site.url, "the only laptop", letter)
@@ -147,27 +143,27 @@ async def test_the_admin_can_say_a_name(shared_site: Site, letter: Path):
     assert await waiting(named) == ["a_letter.txt"]
 
 
-async def test_a_name_that_does_not_tell_is_refused(shared_site: Site, letter: Path):
+async def test_an_unknown_or_ambiguous_recipient_is_refused(shared_site: Site, letter: Path):
     twins = [await registered(shared_site, agent_card={"name": "twin"}) for _ in range(2)]
 
-    unknown, doubled, forbidden, nobody = await asyncio.gather(
+    unknown, ambiguous, forbidden, nobody = await asyncio.gather(
         send(shared_site.url, "nobody", letter),
         send(shared_site.url, "twin", letter),
         send(shared_site.url, "twin", letter, token=twins[0].token),
         send(shared_site.url, NOBODY, letter),
     )
 
-    assert "no workspace with the id or name nobody" in told_by(unknown)
-    assert all(twin.id in told_by(doubled) for twin in twins)
-    assert "only the admin can look one up" in told_by(forbidden)
-    assert "There is no such workspace" in told_by(nobody)
+    assert "no workspace with the id or name nobody" in error_of(unknown)
+    assert all(twin.id in error_of(ambiguous) for twin in twins)
+    assert "only the admin can look one up" in error_of(forbidden)
+    assert "There is no such workspace" in error_of(nobody)
     assert [await waiting(twin) for twin in twins] == [[], []]
 
 
 # Mistakes
 
 
-async def test_a_mistake_in_the_files_is_found_before_anything_is_sent(
+async def test_all_files_are_checked_before_the_first_is_sent(
     caller: Caller, letter: Path, tmp_path: Path
 ):
     with (tmp_path / "big").open("wb") as big:
@@ -180,15 +176,15 @@ async def test_a_mistake_in_the_files_is_found_before_anything_is_sent(
         send(caller.site.url, caller.id),
     )
 
-    assert f"{tmp_path / 'missing'} is not there" in told_by(missing)
-    assert "is not a file" in told_by(directory)
-    assert f"big has {MAX_FILE_BYTES + 1} bytes" in told_by(large)
-    assert "which files" in told_by(none)
+    assert f"{tmp_path / 'missing'} is not there" in error_of(missing)
+    assert "is not a file" in error_of(directory)
+    assert f"big has {MAX_FILE_BYTES + 1} bytes" in error_of(large)
+    assert "which files" in error_of(none)
     assert await waiting(caller) == []
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["lines", "json"])
-async def test_what_a_server_calls_a_file_cannot_steer_a_terminal(letter: Path, form: list[str]):
+async def test_control_characters_from_the_server_are_not_printed(letter: Path, form: list[str]):
     evil = "\x1b]0;owned\x07\x9b2Ja\u202e\x7f\r"
     accepted = {"files": [{"uri": evil, "name": evil, "mimeType": evil, "size": 1}]}
 
@@ -204,38 +200,19 @@ async def test_what_a_server_calls_a_file_cannot_steer_a_terminal(letter: Path, 
 # On a terminal
 
 
-def on_a_terminal(url: str, *words: str, **environment: str) -> str:
-    """Everything that a person at a terminal sees."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [RESTANTE, "send", *words],
-        env=clean_environment(
-            TERM="xterm-256color", RESTANTE_URL=url, RESTANTE_TOKEN=ADMIN_TOKEN, **environment
-        ),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    ):
-        os.close(theirs)
-        seen = b""
-        try:
-            while piece := os.read(ours, 4096):
-                seen += piece
-        except OSError:  # how Linux says that nobody writes any more
-            pass
-    os.close(ours)
-    return seen.decode()
-
-
 COLOURED = re.compile(r"\x1b\[[0-9;]*(3[0-9]|4[0-9]|9[0-7])[0-9;]*m")
 
 
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colours", "none"])
-async def test_a_person_sees_a_bar_in_the_colours_they_want(
+async def test_a_terminal_shows_a_progress_bar_and_honours_no_color(
     caller: Caller, letter: Path, environment: dict[str, str]
 ):
     seen = await asyncio.to_thread(
-        on_a_terminal, caller.site.url, caller.id, str(letter), **environment
+        on_a_terminal,
+        *("send", caller.id, letter),
+        RESTANTE_URL=caller.site.url,
+        RESTANTE_TOKEN=ADMIN_TOKEN,
+        **environment,
     )
 
     assert "13/13 bytes" in seen
@@ -251,8 +228,8 @@ def outgoing(sizes: Sequence[int]) -> list[Outgoing]:
 
 
 @given(st.lists(st.integers(1, MAX_FILE_BYTES), max_size=200))
-def test_every_batch_is_one_that_a_server_takes(sizes: list[int]):
-    """In their order, none lost, none empty, and no more requests than need be."""
+def test_every_batch_is_within_the_limits_of_a_request(sizes: list[int]):
+    """The order is kept, no file is lost, no batch is empty, and there are as few as possible."""
     files = outgoing(sizes)
 
     made = list(batches(files)) if files else []
@@ -269,12 +246,12 @@ def test_every_batch_is_one_that_a_server_takes(sizes: list[int]):
 @pytest.mark.parametrize(
     ("sizes", "lengths"),
     [
-        ([1] * 64, [64]),
-        ([1] * 65, [64, 1]),
+        ([1] * MAX_FILES_PER_REQUEST, [MAX_FILES_PER_REQUEST]),
+        ([1] * (MAX_FILES_PER_REQUEST + 1), [MAX_FILES_PER_REQUEST, 1]),
         ([MAX_FILE_BYTES] * 3, [1, 1, 1]),
         ([MAX_FILE_BYTES, 1, MAX_FILE_BYTES], [2, 1]),
         ([10_000_000] * 11, [5, 5, 1]),
     ],
 )
-def test_files_are_put_together_as_far_as_they_fit(sizes: list[int], lengths: list[int]):
+def test_a_batch_holds_as_many_files_as_fit(sizes: list[int], lengths: list[int]):
     assert [len(batch) for batch in batches(outgoing(sizes))] == lengths

@@ -1,17 +1,14 @@
-"""`restante sweep` and `restante status`, as a person, a pipe and a script meet them."""
+"""`restante sweep` and `restante status` on a terminal, in a pipe and in a script."""
 
 import json
-import os
-import pty
 import re
-import subprocess
 from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 import pytest
 from factories import make_workspace
-from processes import RESTANTE, Outcome, Server, clean_environment, restante, wait_until
+from processes import Outcome, Server, on_a_terminal, restante, wait_until
 from sweeps import HOUR, PAST, expire, leaf_names, locked, make_leaf, make_old
 
 from restante.database import locks
@@ -28,7 +25,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7])[0-9;]*m")
 
 @pytest.fixture
 async def connection(db_with_leaves: Database, connections: Any) -> Any:
-    """Three expired files in one bucket, and two that are waited for in another."""
+    """Three expired files in one bucket, and two unacknowledged ones in another."""
     connection = await connections()
     workspace_id = await make_workspace(connection)
     await make_leaf(connection, CHUNKS)
@@ -41,7 +38,7 @@ async def connection(db_with_leaves: Database, connections: Any) -> Any:
 
 
 async def counted(connection: Any) -> tuple[int, bool]:
-    """How many uploads there are, and whether the bucket of the expired ones is."""
+    """How many uploads there are, and whether the bucket of the expired ones exists."""
     count = await connection.fetchval("select count(*) from uploads")
     return count, BUCKET in await leaf_names(connection, CHUNKS)
 
@@ -50,8 +47,8 @@ def run(dsn: str, *words: str, **environment: str) -> Outcome:
     return restante(*words, "--database-url", dsn, seconds=60, **environment)
 
 
-def said_by(outcome: Outcome) -> str:
-    """What a successful command printed; words without the wrapping."""
+def output_of(outcome: Outcome) -> str:
+    """The output of a command that succeeded, without line breaks."""
     assert outcome.code == 0, outcome
     assert "\x1b" not in outcome.stdout + outcome.stderr
     return " ".join(outcome.stdout.split())
@@ -60,18 +57,18 @@ def said_by(outcome: Outcome) -> str:
 async def test_a_dry_run_shows_the_plan_and_changes_nothing(dsn: str, connection: Any):
     outcome = run(dsn, "sweep", "--dry-run")
 
-    said = said_by(outcome)
+    output = output_of(outcome)
     assert outcome.stderr == ""
-    assert "delete uploads 3" in said
-    assert f"drop a bucket {BUCKET}" in said
-    assert re.search(r"[0-9.]+ KiB would come back\.", said)
-    assert f"{HELD} keeps" in said
+    assert "delete uploads 3" in output
+    assert f"drop a bucket {BUCKET}" in output
+    assert re.search(r"[0-9.]+ KiB would be freed\.", output)
+    assert f"{HELD} keeps" in output
     workspace_id = await connection.fetchval("select id from workspaces")
-    assert f"most of it is workspace {workspace_id}'s since" in said
+    assert f"most of it belongs to workspace {workspace_id} since" in output
     assert await counted(connection) == (5, True)
 
 
-async def test_a_dry_run_prints_json_for_scripts(dsn: str, connection: Any):
+async def test_a_dry_run_as_json(dsn: str, connection: Any):
     outcome = run(dsn, "sweep", "--dry-run", "--json")
 
     plan = json.loads(outcome.stdout)
@@ -86,20 +83,20 @@ async def test_a_dry_run_prints_json_for_scripts(dsn: str, connection: Any):
     assert await counted(connection) == (5, True)
 
 
-async def test_a_sweep_does_what_the_plan_said_and_tells_each_step(dsn: str, connection: Any):
+async def test_a_sweep_executes_the_plan_and_prints_each_step(dsn: str, connection: Any):
     outcome = run(dsn, "sweep")
 
-    said = said_by(outcome)
+    output = output_of(outcome)
     assert re.match(
-        r"Deleted 0 acknowledged and 3 expired uploads; [0-9.]+ KiB came back in [0-9.]+ s\.", said
+        r"Deleted 0 acknowledged and 3 expired uploads; [0-9.]+ KiB freed in [0-9.]+ s\.", output
     )
     assert "delete uploads : done" in outcome.stderr
     assert f"drop a bucket {BUCKET}: done" in outcome.stderr
     assert await counted(connection) == (2, False)
-    assert "0 B would come back." in said_by(run(dsn, "sweep", "--dry-run"))
+    assert "0 B would be freed." in output_of(run(dsn, "sweep", "--dry-run"))
 
 
-async def test_a_sweep_with_somebody_in_the_way_says_what_is_left(
+async def test_a_sweep_reports_a_step_that_a_lock_postponed(
     dsn: str, connection: Any, connections: Any
 ):
     async with locked(await connections(), BUCKET):
@@ -110,24 +107,26 @@ async def test_a_sweep_with_somebody_in_the_way_says_what_is_left(
     (postponed,) = report["postponed"]
     assert postponed["step"]["leaf"] == BUCKET
     assert "in the way" in postponed["reason"]
-    assert "came back" in said_by(run(dsn, "sweep"))
+    assert "freed in" in output_of(run(dsn, "sweep"))
     assert await counted(connection) == (2, False)
 
 
-async def test_a_sweep_beside_a_server_that_sweeps_says_so(
+async def test_a_sweep_reports_that_another_server_is_sweeping(
     dsn: str, connection: Any, connections: Any
 ):
     async with locks.held_if_free(await connections(), "sweep"):
         outcome = run(dsn, "sweep")
 
-    said = said_by(outcome)
-    assert "3 expired uploads" in said
-    assert f"Left for the next pass: drop a bucket {BUCKET}: another server is sweeping" in said
+    output = output_of(outcome)
+    assert "3 expired uploads" in output
+    assert (
+        f"Postponed to the next sweep: drop a bucket {BUCKET}: another server is sweeping" in output
+    )
     assert await counted(connection) == (2, True)
 
 
-async def test_the_retention_can_be_given_for_once(dsn: str, connection: Any):
-    """An operator whose disk is full tonight does not wait for the hour."""
+async def test_the_retention_can_be_set_for_one_sweep(dsn: str, connection: Any):
+    """An operator with a full disk cannot wait for an hour."""
     await connection.execute("update uploads set acked_at = now()")
 
     kept = json.loads(run(dsn, "sweep", "--dry-run", "--json").stdout)
@@ -137,13 +136,35 @@ async def test_the_retention_can_be_given_for_once(dsn: str, connection: Any):
     assert json.loads(given.stdout)["steps"][0]["why"] == "5 acknowledged, 0 expired"
 
 
-async def test_the_status_fits_on_a_screen_and_names_everything(dsn: str, connection: Any):
+@pytest.mark.parametrize(
+    ("words", "environment", "is_due"),
+    [
+        ((), {}, False),
+        (("--ack-retention-seconds", "3600"), {}, True),
+        ((), {"RESTANTE_ACK_RETENTION_SECONDS": "3600"}, True),
+        ((), {"RESTANTE_ACK_RETENTION_SECONDS": ""}, False),
+    ],
+    ids=["neither", "flag", "variable", "empty variable"],
+)
+async def test_a_given_retention_wins_over_the_servers_even_if_it_is_the_default(
+    dsn: str, connection: Any, words: tuple[str, ...], environment: dict[str, str], is_due: bool
+):
+    """The servers keep acknowledged files for two hours; these were acknowledged 90 minutes ago."""
+    await connection.execute("insert into chosen_retention values (true, 7200, 864000)")
+    await connection.execute("update uploads set acked_at = now() - interval '90 minutes'")
+
+    plan = json.loads(run(dsn, "sweep", "--dry-run", "--json", *words, **environment).stdout)
+
+    assert ("delete uploads" in [step["action"] for step in plan["steps"]]) is is_due
+
+
+async def test_the_status_fits_on_one_screen(dsn: str, connection: Any):
     outcome = run(dsn, "status", COLUMNS="80")
 
-    said = said_by(outcome)
+    output = output_of(outcome)
     assert outcome.stderr == ""
-    assert "of files that live" in said
-    assert "1 never fetched, 1 fetched but not acknowledged, 0 acknowledged, 3 expired" in said
+    assert " live, " in output
+    assert "1 never fetched, 1 fetched but not acknowledged, 0 acknowledged, 3 expired" in output
     for table in ("chunks", "feed", "uploads"):
         assert re.search(rf"^{table}\s", outcome.stdout, re.MULTILINE)
     workspace_id = await connection.fetchval("select id from workspaces")
@@ -151,7 +172,7 @@ async def test_the_status_fits_on_a_screen_and_names_everything(dsn: str, connec
     assert outcome.stdout.count("\n") <= 24
 
 
-async def test_the_status_prints_json_for_scripts(dsn: str, connection: Any):
+async def test_the_status_as_json(dsn: str, connection: Any):
     outcome = run(dsn, "status", "--json")
 
     status = json.loads(outcome.stdout)
@@ -161,38 +182,15 @@ async def test_the_status_prints_json_for_scripts(dsn: str, connection: Any):
     assert await connection.fetchval("select count(*) from space_samples") == 0
 
 
-def on_a_terminal(*words: str, **environment: str) -> str:
-    """What a terminal of 100 columns receives."""
-    keyboard, screen = pty.openpty()
-    environ = clean_environment(TERM="xterm-256color", COLUMNS="100", **environment)
-    with subprocess.Popen(
-        [RESTANTE, *words], env=environ, stdin=screen, stdout=screen, stderr=screen
-    ) as process:
-        os.close(screen)
-        received = b""
-        while chunk := _read(keyboard):
-            received += chunk
-        assert process.wait(30) == 0, received
-    os.close(keyboard)
-    return received.decode()
-
-
-def _read(keyboard: int) -> bytes:
-    try:
-        return os.read(keyboard, 4096)
-    except OSError:  # how a terminal says that the other side has gone
-        return b""
-
-
-async def test_a_terminal_without_colours_gets_none(dsn: str, connection: Any):
+async def test_no_color_is_honoured(dsn: str, connection: Any):
     for words in (["status"], ["sweep"]):
-        received = on_a_terminal(*words, "--database-url", dsn, NO_COLOR="1")
+        received = on_a_terminal(*words, "--database-url", dsn, COLUMNS="100", NO_COLOR="1")
 
         assert not COLOUR.search(received)
         assert "KiB" in received
 
 
-async def test_a_database_that_is_not_there_is_one_sentence():
+async def test_an_unreachable_database_is_one_line():
     for command in ("sweep", "status"):
         outcome = run("postgresql://restante@127.0.0.1:1/restante", command)
 
@@ -200,7 +198,7 @@ async def test_a_database_that_is_not_there_is_one_sentence():
         assert re.fullmatch(r"restante: The database cannot be reached: .*\.\n", outcome.stderr)
 
 
-async def test_a_database_that_was_never_used_is_one_sentence(empty_dsn: str):
+async def test_a_database_without_our_schema_is_one_line(empty_dsn: str):
     outcome = run(empty_dsn, "sweep", "--dry-run")
 
     assert (outcome.code, outcome.stdout) == (1, "")
@@ -209,36 +207,36 @@ async def test_a_database_that_was_never_used_is_one_sentence(empty_dsn: str):
 
 
 @pytest.mark.slow
-async def test_the_commands_find_the_database_of_a_server_that_runs_or_does_not(server: Server):
-    """A dry run writes nothing, says the log of a Postgres that nobody else uses."""
+async def test_the_commands_use_the_database_of_a_running_or_a_stopped_server(server: Server):
+    """A dry run writes nothing to the WAL."""
     here = ("--data-dir", server.data_dir)
     server.start()
     postgres = server.postgres_pid()
     first_pass = b'molecule_loop_passes_total{loop="sweep",outcome="ok"} 1.0'
-    wait_until(lambda: first_pass in server.get("/metrics")[1], seconds=20, what="the first sweep")
+    wait_until(lambda: first_pass in server.get("/metrics")[1], seconds=60, what="the first sweep")
     connection = await asyncpg.connect(server.dsn, server_settings={"search_path": SCHEMA})
     await make_leaf(connection, CHUNKS)
     await make_old(connection, await make_workspace(connection), 3)
     await expire(connection)
     await connection.execute("checkpoint")
     written, planned = list[int](), ""
-    # Postgres itself writes now and then, so one quiet run of a few is enough.
+    # Postgres writes WAL of its own now and then, so one run without any is enough.
     while len(written) < 5 and 0 not in written:
-        before = await position(connection)
-        planned = said_by(restante("sweep", "--dry-run", *here))
-        written.append(await position(connection) - before)
+        before = await wal_bytes(connection)
+        planned = output_of(restante("sweep", "--dry-run", *here))
+        written.append(await wal_bytes(connection) - before)
     await connection.close()
 
     assert f"drop a bucket {BUCKET}" in planned
     assert 0 in written
-    assert "3 expired" in said_by(restante("status", *here))
+    assert "3 expired" in output_of(restante("status", *here))
     assert (server.postgres_pid(), server.get("/ready")[0]) == (postgres, 200)
     server.stop()
-    assert "3 expired uploads" in said_by(restante("sweep", *here))
-    assert "0 expired" in said_by(restante("status", *here))
+    assert "3 expired uploads" in output_of(restante("sweep", *here))
+    assert "0 expired" in output_of(restante("status", *here))
     assert not server.processes()
 
 
-async def position(connection: Any) -> int:
-    """How much has been written to the log of all databases."""
+async def wal_bytes(connection: Any) -> int:
+    """The current WAL position, as a number of bytes."""
     return await connection.fetchval("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")

@@ -78,7 +78,7 @@ async def test_a_page_goes_on_after_an_upload_that_has_changed_its_state(
     ids = [await staged(parts, workspace_id) for _ in range(3)]
     await inventory.expire(ids[0])
 
-    page = await inventory.page(state="waiting", after=ids[0], limit=10)
+    page = await inventory.page(state="never_fetched", after=ids[0], limit=10)
 
     assert [one.file_id for one in page.uploads] == ids[1:]
 
@@ -158,7 +158,8 @@ async def test_a_reopened_file_waits_again_and_its_followers_are_woken(
         reopened = await inventory.reopen(file_id)
         woken = waiter.changed.is_set()
 
-    assert (reopened.state, reopened.acked_at, reopened.reopenable_until) == ("waiting", None, None)
+    assert reopened.state == "never_fetched"
+    assert (reopened.acked_at, reopened.reopenable_until) == (None, None)
     assert woken
     assert (await parts.delivery.get(workspace_id, file_id)).size == 10
 
@@ -173,7 +174,7 @@ async def test_what_cannot_be_reopened_is_refused_with_the_reason(
 
     for file_id, reason in (
         (too_late, "could be reopened until"),
-        (waiting, "never acknowledged.* it is waiting"),
+        (waiting, "never acknowledged.* it is never_fetched"),
         (expired, "never acknowledged.* it is expired"),
     ):
         with pytest.raises(UploadGone, match=reason):

@@ -48,7 +48,7 @@ async def found(connection: Tx, now: datetime = NOW, **wanted: Any) -> list[tupl
 # Which state
 
 
-async def test_an_upload_is_waiting_fetched_acked_or_expired(
+async def test_an_upload_is_never_fetched_fetched_acked_or_expired(
     connection: Tx, workspace_id: WorkspaceId
 ):
     """An acknowledged one stays so, also past the time until which it would have waited."""
@@ -60,7 +60,7 @@ async def test_an_upload_is_waiting_fetched_acked_or_expired(
     await uploads.acknowledge(connection, workspace_id, acked, now=NOW)
 
     assert await found(connection) == [
-        (waiting, "waiting"),
+        (waiting, "never_fetched"),
         (fetched, "fetched"),
         (acked, "acked"),
     ]
@@ -69,7 +69,7 @@ async def test_an_upload_is_waiting_fetched_acked_or_expired(
         (fetched, "expired"),
         (acked, "acked"),
     ]
-    for state, file_id in (("waiting", waiting), ("fetched", fetched), ("acked", acked)):
+    for state, file_id in (("never_fetched", waiting), ("fetched", fetched), ("acked", acked)):
         assert await found(connection, state=state) == [(file_id, state)]
 
 
@@ -78,10 +78,10 @@ async def test_it_expires_at_the_moment_from_which_it_cannot_be_fetched(
 ):
     file_id = await make_upload(connection, workspace_id)
 
-    for now, state in ((NOW + DAY - MOMENT, "waiting"), (NOW + DAY, "expired")):
+    for now, state in ((NOW + DAY - MOMENT, "never_fetched"), (NOW + DAY, "expired")):
         can_be_fetched = await uploads.get(connection, workspace_id, file_id, now=now) is not None
         assert await found(connection, now) == [(file_id, state)]
-        assert can_be_fetched == (state == "waiting")
+        assert can_be_fetched == (state == "never_fetched")
 
 
 async def test_it_is_found_by_its_file_id_alone_and_not_in_another_workspace(
@@ -90,9 +90,9 @@ async def test_it_is_found_by_its_file_id_alone_and_not_in_another_workspace(
     other = await make_workspace(connection)
     theirs, file_id = [await make_upload(connection, one) for one in (other, workspace_id)]
 
-    assert await found(connection, file_id=file_id) == [(file_id, "waiting")]
+    assert await found(connection, file_id=file_id) == [(file_id, "never_fetched")]
     assert await found(connection, file_id=file_id, workspace_id=other) == []
-    assert await found(connection, workspace_id=other) == [(theirs, "waiting")]
+    assert await found(connection, workspace_id=other) == [(theirs, "never_fetched")]
     assert await found(connection, file_id=new_file_id()) == []
 
 

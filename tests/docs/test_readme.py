@@ -54,7 +54,7 @@ def test_the_try_out_works_as_it_is_written(server: Server, tmp_path: Path):
     assert (tmp_path / "fetched.md").read_bytes() == README.read_bytes()
     assert '{"acked":true}' in done.stdout
     assert "0 never fetched, 0 fetched but not acknowledged, 1 acknowledged" in done.stdout
-    assert "would come back." in done.stdout
+    assert "would be freed." in done.stdout
 
 
 def test_a_laptop_is_connected_and_sent_to_as_it_is_written(server: Server, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Directories for real clusters, and real processes that own them."""
+"""Data directories for real clusters, and real processes that own them."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ class Owner:
         return self.process.stdout.readline().strip()
 
     def ready(self) -> tuple[str, int]:
-        """Wait for its Postgres: the DSN and the pid."""
+        """Wait until its Postgres is ready; returns the DSN and the pid."""
         dsn, pid = self.line().split()
         return dsn, int(pid)
 
@@ -50,7 +50,7 @@ class Owner:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that Postgres's account can pass through; pytest's own is closed to it."""
+    """A directory that the Postgres account can reach, unlike the directories of pytest."""
     with tempfile.TemporaryDirectory(prefix="restante-", ignore_cleanup_errors=True) as name:
         Path(name).chmod(0o711)
         yield Path(name)
@@ -63,7 +63,7 @@ def directory(place: Path) -> DataDirectory:
 
 @pytest.fixture
 async def postgres(directory: DataDirectory) -> AsyncIterator[EmbeddedPostgres]:
-    """A Postgres that is not started yet, and stopped after the test in any case."""
+    """A Postgres that is not started yet; it is stopped after the test."""
     postgres = EmbeddedPostgres(directory)
     yield postgres
     await postgres.stop()
@@ -71,7 +71,7 @@ async def postgres(directory: DataDirectory) -> AsyncIterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def owned_by() -> Iterator[Callable[..., Owner]]:
-    """Starts owners, and ends them after the test."""
+    """Starts owner processes, and ends them after the test."""
     with ExitStack() as stack:
 
         def start(directory: Path, *, uid: int | None = None) -> Owner:
@@ -84,7 +84,7 @@ def owned_by() -> Iterator[Callable[..., Owner]]:
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Opens connections, and drops them after the test."""
+    """Opens connections, and closes them after the test."""
     opened: list[Any] = []
 
     async def connect(dsn: str) -> Any:
@@ -98,8 +98,8 @@ async def connect() -> AsyncIterator[Connect]:
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch, place: Path) -> Path:
-    """The system's directory for copies and clusters, moved to where the test can throw it away."""
+    """Root's directory in the filesystem for copies and clusters, replaced by a temporary one."""
     if os.geteuid() != 0:
-        pytest.skip("only root switches to another account")
+        pytest.skip("needs root, to switch to another account")
     monkeypatch.setattr(placement, "SYSTEM_DIRECTORY", place / "system")
     return place / "system"

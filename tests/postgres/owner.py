@@ -1,8 +1,8 @@
 """
 Owns a data directory as some user, and runs its Postgres until standard input closes.
 
-The user is taken on after the imports, since it may not be able to read this interpreter's files;
-asyncio would import its threads later.
+It switches the user after the imports, because that user may not be able to read this interpreter's
+files. asyncio would otherwise import its threads later.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from restante.errors import RestanteError
 from restante.postgres import DataDirectory, EmbeddedPostgres
 
 
-def become(uid: int) -> None:
+def switch_to(uid: int) -> None:
     if uid != os.geteuid():
         os.setgroups([])
         os.setgid(uid)
@@ -36,7 +36,7 @@ async def main(path: Path) -> None:
 
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    become(int(sys.argv[2]))
+    switch_to(int(sys.argv[2]))
     try:
         asyncio.run(main(Path(sys.argv[1])))
     except RestanteError as error:

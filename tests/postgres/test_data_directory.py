@@ -1,4 +1,4 @@
-"""The data directory: made private, owned by one process at a time."""
+"""The data directory is private and owned by one process at a time."""
 
 import os
 import stat
@@ -14,15 +14,15 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_what_we_make_is_closed_to_others(place: Path) -> None:
-    """Root's is passed through by Postgres's account, so it has the x bit and nothing more."""
+def test_a_new_directory_is_closed_to_others(place: Path) -> None:
+    """As root, others get the x bit alone, so that the Postgres account can pass through."""
     directory = DataDirectory.open(place / "above" / "data")
 
     assert mode(directory.path) == (0o711 if os.geteuid() == 0 else 0o700)
 
 
-def test_what_existed_keeps_its_mode(place: Path) -> None:
-    """An operator's directory is the operator's to open or close."""
+def test_an_existing_directory_keeps_its_mode(place: Path) -> None:
+    """The operator decides who may enter it."""
     path = place / "data"
     path.mkdir()
     path.chmod(0o750)
@@ -32,19 +32,19 @@ def test_what_existed_keeps_its_mode(place: Path) -> None:
     assert mode(path) == 0o750
 
 
-def test_a_file_in_its_place_is_refused_with_a_sentence(place: Path) -> None:
+def test_a_file_in_its_place_is_refused(place: Path) -> None:
     (place / "data").write_text("not a directory")
 
     with pytest.raises(DataDirectoryUnusable, match=r"data cannot be used: .*\. Choose another"):
         DataDirectory.open(place / "data")
 
 
-def test_a_place_that_cannot_be_made_is_refused_with_a_sentence() -> None:
+def test_a_directory_that_cannot_be_created_is_refused() -> None:
     with pytest.raises(DataDirectoryUnusable, match="cannot be used"):
         DataDirectory.open(Path("/proc/restante"))
 
 
-def test_a_second_owner_is_told_who_the_first_is(directory: DataDirectory) -> None:
+def test_a_second_owner_gets_the_pid_of_the_first(directory: DataDirectory) -> None:
     with (
         directory.claim(),
         pytest.raises(DataDirectoryInUse, match=rf"Another Restante \(process {os.getpid()}\) is"),
@@ -53,7 +53,7 @@ def test_a_second_owner_is_told_who_the_first_is(directory: DataDirectory) -> No
         pass
 
 
-def test_an_owner_that_left_is_followed_by_the_next(directory: DataDirectory) -> None:
+def test_a_released_directory_can_be_claimed_again(directory: DataDirectory) -> None:
     with directory.claim():
         pass
 

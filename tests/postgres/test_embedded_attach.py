@@ -1,6 +1,5 @@
-"""Commands beside `serve`: they find the running Postgres, or run one for themselves."""
+"""Commands other than `serve` use the running Postgres, or start a temporary one."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -22,11 +21,11 @@ async def one(dsn: str) -> int:
         await connection.close()
 
 
-async def test_there_is_none_before_the_first_start(directory: DataDirectory) -> None:
+async def test_nothing_runs_before_the_first_start(directory: DataDirectory) -> None:
     assert running_dsn(directory) is None
 
 
-async def test_the_running_one_is_found(
+async def test_a_running_postgres_is_used(
     directory: DataDirectory, owned_by: Callable[..., Any]
 ) -> None:
     dsn, pid = owned_by(directory.path).ready()
@@ -38,7 +37,7 @@ async def test_the_running_one_is_found(
     assert alive(pid)
 
 
-async def test_without_one_it_is_started_and_stopped_again(directory: DataDirectory) -> None:
+async def test_otherwise_one_is_started_and_stopped_again(directory: DataDirectory) -> None:
     async with postgres_for(directory) as dsn:
         assert await one(dsn) == 1
         assert running_dsn(directory) == dsn
@@ -50,7 +49,7 @@ async def test_without_one_it_is_started_and_stopped_again(directory: DataDirect
         pass
 
 
-async def test_one_that_is_just_starting_is_waited_for(
+async def test_a_postgres_that_is_starting_is_waited_for(
     directory: DataDirectory, owned_by: Callable[..., Any]
 ) -> None:
     owner = owned_by(directory.path)
@@ -60,34 +59,31 @@ async def test_one_that_is_just_starting_is_waited_for(
         assert (found, True) == (owner.ready()[0], await one(found) == 1)
 
 
-async def test_an_owner_that_never_starts_one_is_named(
-    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
+async def test_an_owner_whose_postgres_never_starts_is_an_error(
+    directory: DataDirectory,
 ) -> None:
-    monkeypatch.setattr("restante.postgres.attach.OWNER_STARTS_WITHIN_SECONDS", 0.2)
-
     with directory.claim(), pytest.raises(DataDirectoryInUse):
-        async with postgres_for(directory):
+        async with postgres_for(directory, owner_timeout_seconds=0.2):
             pass
 
 
-async def test_a_dead_one_is_not_taken_for_running(
+async def test_a_killed_postgres_does_not_count_as_running(
     directory: DataDirectory, owned_by: Callable[..., Any]
 ) -> None:
-    """The pid file and the socket outlive a kill -9."""
+    """The pid file and the socket survive kill -9."""
     owner = owned_by(directory.path)
     _, pid = owner.ready()
     owner.kill()
-    wait_until(lambda: not alive(pid), seconds=5, what="the end of Postgres")
+    wait_until(lambda: not alive(pid), seconds=60, what="the end of Postgres")
 
     assert running_dsn(directory) is None
 
 
-async def test_the_body_of_the_context_may_fail(
+async def test_an_error_in_the_context_stops_postgres(
     directory: DataDirectory, postgres: EmbeddedPostgres
 ) -> None:
     with pytest.raises(ZeroDivisionError):
         async with postgres_for(directory):
             raise ZeroDivisionError
 
-    async with asyncio.timeout(20):
-        await postgres.start()
+    await postgres.start()

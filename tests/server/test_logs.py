@@ -1,4 +1,4 @@
-"""What a line of the log looks like to a machine; how it looks to people is in e2e."""
+"""The JSON log; the column format is tested in e2e."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 def logged(program: str) -> list[dict[str, Any]]:
-    """What a process of its own writes to its log: how logs are set up is a matter of a process."""
+    """Run the program in its own process, because logging is configured per process."""
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + program], capture_output=True, text=True, check=True
     )
@@ -30,18 +30,18 @@ def test_an_event_is_one_object_with_its_fields():
     assert line == {"event": "uploads_swept", "acked": 12, "level": "info"}
 
 
-def test_an_error_carries_its_whole_trace_on_the_one_line():
+def test_a_traceback_is_on_the_line_of_its_event():
     (line,) = logged("try:\n    1 / 0\nexcept ZeroDivisionError:\n    log.exception('bug')")
 
     assert line["exception"].startswith("Traceback")
     assert line["exception"].endswith("ZeroDivisionError: division by zero")
 
 
-def test_what_is_below_the_level_is_not_written():
+def test_events_below_the_level_are_not_logged():
     assert logged("log.debug('detail')") == []
 
 
-def test_libraries_speak_in_the_same_shape_and_only_when_it_matters():
+def test_libraries_log_warnings_in_the_same_format():
     program = """
 library = logging.getLogger("uvicorn.error")
 library.info("Started server process")
@@ -51,8 +51,8 @@ library.warning("Something odd")
     assert [line["event"] for line in logged(program)] == ["Something odd"]
 
 
-def test_what_was_told_already_is_not_told_again():
-    """A bug's trace comes from us, and a database that is away is in the answers to requests."""
+def test_duplicates_from_libraries_are_dropped():
+    """We log the traceback of a bug ourselves, and requests report an unavailable database."""
     program = """
 logging.getLogger("uvicorn.error").error("Exception in ASGI application\\\\n")
 logging.getLogger("asyncpg.pool").warning("Failed to restore the pool connection floor")

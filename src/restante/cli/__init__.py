@@ -1,1 +1,1 @@
-"""The command line: prints, never decides."""
+"""The command line: parses flags, calls the services or the client, prints the result."""

@@ -1,4 +1,4 @@
-"""Which server a client command speaks to, and as whom."""
+"""The server URL and the token of a client command."""
 
 import os
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ from restante.ids import WorkspaceId, as_uuid
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
 
-_HERE = "http://127.0.0.1:8080"
+_DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Access:
     """
-    Where and as whom.
+    The server and the token.
 
     Parameters
     ----------
     url
-        The server. [default: http://127.0.0.1:8080] [env: RESTANTE_URL]
+        The server's URL. [default: http://127.0.0.1:8080] [env: RESTANTE_URL]
     token
-        The token to speak with: the admin's, or the workspace's own. On the machine of the server
-        the admin's token is found by itself. [env: RESTANTE_TOKEN; for a server on this machine
-        also RESTANTE_ADMIN_TOKEN]
+        The admin token or the workspace's own token. For a server on this machine, the admin token
+        is read from its data directory. [env: RESTANTE_TOKEN; for a server on this machine also
+        RESTANTE_ADMIN_TOKEN]
     data_dir
-        The server's data directory, to find the admin's token in. [env: RESTANTE_DATA_DIR]
+        The server's data directory, which holds the admin token. [env: RESTANTE_DATA_DIR]
     """
 
     url: Annotated[str | None, Parameter(show_default=False)] = None
@@ -40,29 +40,29 @@ class Access:
     data_dir: Annotated[Path | None, Parameter(show_default=False)] = None
 
     def client(self) -> "AsyncClient":
-        """A client with the token that was given or found."""
+        """A client with the given token, or with the admin token of this machine."""
         from restante.client.aio import AsyncClient
 
-        return AsyncClient(self.address, token=self._found_token())
+        return AsyncClient(self.address, token=self._required_token())
 
     @property
     def address(self) -> str:
-        return self.url or os.environ.get("RESTANTE_URL") or _HERE
+        return self.url or os.environ.get("RESTANTE_URL") or _DEFAULT_URL
 
-    def _found_token(self) -> str:
-        found = self.token or os.environ.get("RESTANTE_TOKEN") or self._kept_token()
-        if not found:
+    def _required_token(self) -> str:
+        token = self.token or os.environ.get("RESTANTE_TOKEN") or self._local_admin_token()
+        if not token:
             raise NotAuthenticated(
-                "A token is needed: give --token, or set RESTANTE_TOKEN. The admin's is in the "
-                "file admin-token of the server's data directory."
+                "A token is required: use --token or set RESTANTE_TOKEN. The admin token is in the "
+                "file admin-token in the server's data directory."
             )
-        return found
+        return token
 
-    def _kept_token(self) -> str | None:
-        """The admin's token, where this machine has a server and we may read it."""
+    def _local_admin_token(self) -> str | None:
+        """The admin token of a server on this machine, None if there is none we can read."""
         from restante.client.addresses import is_here, server_url
 
-        # Nobody else's server is to see it by mistake.
+        # Never send this machine's admin token to another machine by mistake.
         if self.data_dir is None and not is_here(server_url(self.address)):
             return None
         if self.data_dir is None and (given := os.environ.get("RESTANTE_ADMIN_TOKEN")):
@@ -79,31 +79,31 @@ class Access:
 def _default_directory() -> Path | None:
     try:
         from restante.postgres.datadir import DataDirectory
-    except ImportError:  # the server is not installed here
+    except ImportError:  # only the client is installed
         return None
     return DataDirectory.default()
 
 
 async def workspace_named(client: "AsyncClient", text: str) -> WorkspaceId:
     """The workspace with this id, or the one active workspace of this name."""
-    given = as_uuid(text)
-    if given:
-        return WorkspaceId(given)
+    workspace_id = as_uuid(text)
+    if workspace_id:
+        return WorkspaceId(workspace_id)
     try:
-        found = await _of_name(client, text)
+        found = await _ids_of_active(client, text)
     except NotAuthenticated as error:
         raise BadRequest(
-            f"{text} is not the id of a workspace; only the admin can look one up by its name."
+            f"{text} is not a workspace id; only the admin can look one up by its name."
         ) from error
     if not found:
         raise WorkspaceUnknown(f"There is no workspace with the id or name {text}.")
     if len(found) > 1:
         ids = ", ".join(str(workspace_id) for workspace_id in found)
-        raise BadRequest(f"Several workspaces are called {text}: {ids}. Say which by its id.")
+        raise BadRequest(f"Several workspaces are named {text}: {ids}. Use the id.")
     return WorkspaceId(found[0])
 
 
-async def _of_name(client: "AsyncClient", name: str) -> list[UUID]:
+async def _ids_of_active(client: "AsyncClient", name: str) -> list[UUID]:
     return [
         workspace.id
         async for workspace in client.workspaces()

@@ -1,4 +1,4 @@
-"""`restante completion`: let the shell complete our commands and flags."""
+"""`restante completion`: print a shell completion script."""
 
 from typing import Literal
 
@@ -10,15 +10,15 @@ def register(app: App, group: Group) -> None:
 
     def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
         """
-        Print what makes a shell complete the words of this command.
+        Print a completion script for a shell.
 
         Example: restante completion bash > ~/.local/share/bash-completion/completions/restante
 
         Parameters
         ----------
         shell
-            Which shell. For zsh put the output into a file named _restante in your fpath, for fish
-            into ~/.config/fish/completions/restante.fish.
+            The shell. For zsh, save the output as _restante in a directory of your fpath; for fish,
+            as ~/.config/fish/completions/restante.fish.
         """
         print(app.generate_completion(shell=shell))
 

@@ -1,4 +1,4 @@
-"""`restante connect`: receive the files and messages of a workspace into a folder."""
+"""`restante connect`: receive files and messages for a workspace into a folder."""
 
 import asyncio
 import os
@@ -42,36 +42,36 @@ def connect(
     """
     Receive files and messages into a folder, until Ctrl-C.
 
-    The first time this registers a workspace and keeps its credentials in the folder; later it goes
-    on where it stopped. Files appear in .molecule/chat-uploads below the folder, whole and checked,
-    and only then does the server hear that they have arrived. It waits out a lost network and a
-    server that is restarted.
+    The first run registers a workspace and stores its credentials in the folder; later runs resume
+    where the last one stopped. Files are saved to .molecule/chat-uploads in the folder and
+    acknowledged once they are complete and verified. If the network or the server fails, it
+    retries until they are back.
 
     Example: restante connect http://127.0.0.1:8080 --dir inbox
 
     Parameters
     ----------
     url
-        The server. Not needed when the folder has been connected before. [env: RESTANTE_URL]
+        The server's URL. Not needed for a folder that was connected before. [env: RESTANTE_URL]
     dir
         The folder.
     name
-        What the workspace is called, for people. [default: this machine's name]
+        A display name for the workspace. [default: this machine's name]
     once
-        Receive what is there, then end: with 0 if nothing was left behind, else with 1.
+        Receive what is waiting, then exit: 0 if everything was received, 1 if not.
     exec
         Run this command for each file, with the file's path as its last argument. The file is
-        acknowledged only if it succeeds, and tried again later if not.
+        acknowledged only if the command succeeds; otherwise it is retried later.
     on_message
-        Run this command for each message, with the row of the feed as JSON on standard input. Until
-        it succeeds, no later message is handed over.
+        Run this command for each message, with the feed row as JSON on standard input. The next
+        message follows only after the command has succeeded.
     registration_token
-        The token that the server wants from new workspaces, if it wants one.
+        The token that the server requires to register a workspace, if any.
     """
     from restante.client import commands
     from restante.client.folder import Folder
 
-    wish = _Wish(
+    options = _Options(
         name=name,
         registration_token=registration_token,
         once=once,
@@ -79,10 +79,10 @@ def connect(
         message_command=commands.words_of(on_message) if on_message is not None else (),
     )
     address = url or os.environ.get("RESTANTE_URL") or None
-    _client(dir, address)  # a mistake is refused before a folder is made for it
+    _client(dir, address)  # refuse a wrong URL before creating the folder
     with Folder.open(dir) as folder, display_for(Console()) as display:
         client = _client(folder.root, address)
-        left = asyncio.run(_until_interrupted(_receive(client, folder, display, wish)))
+        left = asyncio.run(_until_interrupted(_receive(client, folder, display, options)))
     display.summary()
     if left is None and once:
         sys.exit(130)
@@ -92,8 +92,8 @@ def connect(
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What was asked for."""
+class _Options:
+    """The flags of one run."""
 
     name: str | None
     registration_token: str | None
@@ -103,7 +103,7 @@ class _Wish:
 
 
 def _client(root: Path, url: str | None) -> "AsyncClient":
-    """The client of the workspace that the folder belongs to, or one that has to register yet."""
+    """A client for the workspace of this folder, or one that is not registered yet."""
     from restante.client.addresses import server_url
     from restante.client.aio import AsyncClient
     from restante.client.folder import kept_credentials
@@ -111,7 +111,7 @@ def _client(root: Path, url: str | None) -> "AsyncClient":
     kept = kept_credentials(root)
     if kept is None:
         if url is None:
-            raise BadRequest("Say which server to connect to, such as http://127.0.0.1:8080.")
+            raise BadRequest("Say which server to connect to, for example http://127.0.0.1:8080.")
         return AsyncClient(url)
     if url is not None and server_url(url) != kept.url:
         raise BadRequest(
@@ -120,37 +120,40 @@ def _client(root: Path, url: str | None) -> "AsyncClient":
     return AsyncClient.of(kept)
 
 
-async def _receive(client: "AsyncClient", folder: "Folder", display: Display, wish: _Wish) -> int:
-    """Register if need be, then receive; returns how many files were left behind."""
+async def _receive(
+    client: "AsyncClient", folder: "Folder", display: Display, options: _Options
+) -> int:
+    """Register if necessary, then receive; returns how many files could not be received."""
     from restante.client.addresses import is_exposed
     from restante.client.receiving import Handlers, Receiver
 
     async with client:
         if is_exposed(client.url):
             display.warn(
-                f"{client.url} is not encrypted: the token and the files can be read on the way."
+                f"{client.url} is not encrypted: others on the network can read the token "
+                "and the files."
             )
         is_known = client.is_registered
         if not is_known:
-            name = wish.name or platform.node() or "workspace"
-            folder.keep(await client.register(name, registration_token=wish.registration_token))
+            name = options.name or platform.node() or "workspace"
+            folder.keep(await client.register(name, registration_token=options.registration_token))
         display.began(client.url, client.workspace_id, folder.uploads.path)
-        handlers = Handlers(wish.file_command, wish.message_command)
+        handlers = Handlers(options.file_command, options.message_command)
         receiver = Receiver(client, folder, display, handlers)
         try:
-            if is_known and wish.name:
-                await _rename(client, display, wish.name)
-            return await (receiver.run_once() if wish.once else receiver.run())
+            if is_known and options.name:
+                await _rename(client, display, options.name)
+            return await (receiver.run_once() if options.once else receiver.run())
         except NotAuthenticated as error:
             raise NotAuthenticated(
                 f"{client.url} no longer accepts the token of this workspace: it was replaced or "
                 f"revoked, or the workspace was removed. Write a new token into "
-                f"{folder.credentials_path}, or use another --dir to register anew."
+                f"{folder.credentials_path}, or use another --dir to register again."
             ) from error
 
 
 async def _rename(client: "AsyncClient", display: Display, name: str) -> None:
-    """What the workspace is called matters less than what waits for it."""
+    """Rename the workspace; a failure is only a warning, because receiving matters more."""
     from restante.client.receiving import FINAL
 
     try:
@@ -158,11 +161,11 @@ async def _rename(client: "AsyncClient", display: Display, name: str) -> None:
     except FINAL:
         raise
     except RestanteError as error:
-        display.warn(f"the workspace keeps its name for now. {error}")
+        display.warn(f"the workspace was not renamed. {error}")
 
 
 async def _until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
-    """Its result, or None after Ctrl-C or SIGTERM: what is half done then is finished next time."""
+    """The result, or None after Ctrl-C or SIGTERM; the next run resumes unfinished work."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

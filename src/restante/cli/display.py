@@ -1,4 +1,4 @@
-"""What a person sees while files arrive: a live display on a terminal, plain lines elsewhere."""
+"""The output of `restante connect`: a live display on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from restante.cli.sizes import shown_bytes
+from restante.cli.output import shown_bytes
 from restante.errors import RestanteError
 from restante.text import printable
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """Plain lines, one for each thing that happens."""
+    """One plain line for each event."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -36,75 +36,75 @@ class Display:
         self.bytes = 0
 
     def line(self, text: str, style: str = "") -> None:
-        """One line; what others wrote is shown as it is and cannot steer the terminal."""
+        """Print one line, without markup and without control characters."""
         self._console.print(
             printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
         )
 
     def began(self, url: str, workspace_id: UUID, folder: Path) -> None:
-        """What the sender has to know, and where to look."""
+        """The workspace, its folder, and how to send to it."""
         self.line(f"Workspace {workspace_id} at {url}")
         self.line(f"Files appear in {folder}")
         self.line(f"Send one with: restante send {workspace_id} FILE --url {url}", style="dim")
 
     def warn(self, sentence: str) -> None:
-        """Something that works, and should not stay so."""
+        """A problem that does not stop us."""
         self.line(f"Warning: {sentence}", style="yellow")
 
     def summary(self) -> None:
-        """What came, in the end."""
+        """The totals, at the end."""
         self.line(f"{self.files} files received, {shown_bytes(self.bytes)}.")
 
     def arriving(self, file: "WaitingFile") -> None:
-        """A file is about to come."""
+        """A download begins."""
 
     def progress(self, received: int) -> None:
-        """Some of it has come."""
+        """How many bytes of the file have arrived."""
 
     def ended(self) -> None:
-        """It has come, or comes no further now."""
+        """The download ended, complete or not."""
 
     def delivered(self, file: "WaitingFile", path: Path) -> None:
-        """It is on disk, and the server knows."""
+        """The file is on disk and acknowledged."""
         self.files += 1
         self.bytes += file.size
         self.line(f"received {file.name} ({shown_bytes(file.size)}): {path}")
 
     def gone(self, file: "WaitingFile") -> None:
-        """It was announced, and waits no more."""
-        self.line(f"gone: {file.name}, it expired or was taken before", style="dim")
+        """The file was announced but can no longer be fetched."""
+        self.line(f"gone: {file.name}, it expired or was received before", style="dim")
 
     def failed(self, what: str, error: RestanteError) -> None:
-        """It could not be taken, and will be tried again."""
+        """The file or message could not be received; it will be retried."""
         self.line(f"not taken: {what}: {error}", style="red")
 
     def message(self, method: str, text: str) -> None:
-        """A message was handed on, or has nobody to be handed to."""
+        """A message was received and its command, if any, succeeded."""
         self.line(f"message {method}: {text}")
 
     def missed(self, rows: int) -> None:
-        """The server deleted rows before they were read."""
-        self.line(f"{rows} rows of the feed were deleted before they were read.", style="red")
+        """The server deleted feed rows before we read them."""
+        self.line(f"{rows} feed rows were deleted before they were read.", style="red")
 
     def said(self, line: str) -> None:
-        """What a command printed."""
+        """A line of a command's output."""
         self.line(f"  {line}", style="dim")
 
     def waiting(self, error: RestanteError, seconds: float) -> None:
-        """Something is in the way for now; the same thing is said once."""
+        """A temporary error; the same one is printed once."""
         if str(error) != self._last_error:
             self.line(f"{error} Trying again, first in {max(seconds, 1):.0f} s.", style="red")
         self._last_error = str(error)
 
     def connected(self) -> None:
-        """The server answers."""
+        """The server answers again."""
         if self._last_error:
             self.line("Connected again.", style="green")
         self._last_error = ""
 
 
 class LiveDisplay(Display):
-    """The same lines above a bar for the file that is arriving and a line that sums up."""
+    """The same lines, above a progress bar for the current file and a line with the totals."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -116,8 +116,8 @@ class LiveDisplay(Display):
             console=console,
         )
         self._bar: TaskID | None = None
-        self._trouble = ""
-        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._picture)
+        self._problem = ""
+        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._render)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -127,11 +127,11 @@ class LiveDisplay(Display):
         self._live.update("", refresh=True)
         self._live.stop()
 
-    def _picture(self) -> RenderableType:
+    def _render(self) -> RenderableType:
         now = "receiving" if self._bar is not None else "waiting"
-        sums = f"{now} · {self.files} files, {shown_bytes(self.bytes)}"
-        trouble = Text(f" · {printable(self._trouble)}" if self._trouble else "", style="red")
-        line = Text(sums, style="dim", no_wrap=True, overflow="ellipsis").append(trouble)
+        totals = f"{now} · {self.files} files, {shown_bytes(self.bytes)}"
+        problem = Text(f" · {printable(self._problem)}" if self._problem else "", style="red")
+        line = Text(totals, style="dim", no_wrap=True, overflow="ellipsis").append(problem)
         return Group(self._bars, line) if self._bar is not None else line
 
     def arriving(self, file: "WaitingFile") -> None:
@@ -143,15 +143,15 @@ class LiveDisplay(Display):
 
     def failed(self, what: str, error: RestanteError) -> None:
         super().failed(what, error)
-        self._trouble = f"last error: {error}"
+        self._problem = f"last error: {error}"
 
     def waiting(self, error: RestanteError, seconds: float) -> None:
         super().waiting(error, seconds)
-        self._trouble = f"{error} Again in {max(seconds, 1):.0f} s."
+        self._problem = f"{error} Again in {max(seconds, 1):.0f} s."
 
     def connected(self) -> None:
         if self._last_error:
-            self._trouble = ""
+            self._problem = ""
         super().connected()
 
     def ended(self) -> None:
@@ -162,7 +162,7 @@ class LiveDisplay(Display):
 
 @contextmanager
 def display_for(console: Console) -> Iterator[Display]:
-    """The display that fits where the output goes."""
+    """A live display on a terminal, plain lines elsewhere."""
     if console.is_terminal and not console.is_dumb_terminal:
         with LiveDisplay(console) as live:
             yield live

@@ -1,15 +1,21 @@
-"""Makes a command's flags out of the settings, so that each is declared once."""
+"""Generates the flags of a command from the settings, and loads the settings from them."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import field, fields, make_dataclass
-from typing import Annotated, Any, get_type_hints
+from dataclasses import asdict, field, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 from cyclopts import Parameter
 
-from restante.settings import Settings, load, variable
+from restante.settings import Settings, given, load, variable
 
-# Where the database is: what every command of the operator has to know.
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from restante.server.wiring import Operator
+
+# Settings that locate the database; every operator command needs them.
 DATABASE = ("data_dir", "database_url", "postgres_bin", "postgres_account")
 
 
@@ -17,7 +23,7 @@ def flags_for(class_name: str, names: Sequence[str] = Settings.__struct_fields__
     """
     A dataclass with one optional flag per setting, for cyclopts to fill.
 
-    A flag that was not given stays None, and the environment and the default decide.
+    A flag that was not given is None; the environment or the default applies.
     """
     hints = get_type_hints(Settings, include_extras=True)
     return make_dataclass(
@@ -25,7 +31,7 @@ def flags_for(class_name: str, names: Sequence[str] = Settings.__struct_fields__
         [(name, _flag(name, hints[name]), field(default=None)) for name in names],
         frozen=True,
         kw_only=True,
-        namespace={"__module__": __name__},  # cyclopts takes a class of `types` for a plain value
+        namespace={"__module__": __name__},  # cyclopts treats a class from `types` as a plain value
     )
 
 
@@ -40,7 +46,22 @@ def _flag(name: str, annotation: Any) -> Any:
     return Annotated[bare | None, Parameter(help=text, show_default=False, negative=negative)]
 
 
-def settings_from(flags: Any, environ: dict[str, str]) -> Settings:
-    """The settings that these flags and this environment make."""
-    given = {f.name: getattr(flags, f.name) for f in fields(flags)} if flags is not None else {}
-    return load(environ, given)
+def settings_from(flags: Any) -> Settings:
+    """The settings from these flags and the environment."""
+    return load(os.environ, _values(flags))
+
+
+def operator_for(flags: Any) -> "AbstractAsyncContextManager[Operator]":
+    """
+    The services for one operator command.
+
+    A retention given by flag or environment applies; otherwise the one that the servers use.
+    """
+    from restante.server import wiring
+
+    values = _values(flags)
+    return wiring.operator(load(os.environ, values), given=given(os.environ, values))
+
+
+def _values(flags: Any) -> dict[str, Any]:
+    return {} if flags is None else asdict(flags)

@@ -1,4 +1,4 @@
-"""`restante inbox`: look at a workspace's feed without taking anything from it."""
+"""`restante inbox`: show a workspace's feed without changing anything."""
 
 import asyncio
 import sys
@@ -10,8 +10,7 @@ from cyclopts import App, Group, Parameter
 
 from restante import wire
 from restante.cli.access import Access, workspace_named
-from restante.cli.lines import json_text
-from restante.cli.sizes import shown_bytes
+from restante.cli.output import json_text, shown_bytes
 from restante.errors import BadRequest, CursorGone, RestanteError
 from restante.ids import WorkspaceId
 from restante.text import printable
@@ -40,9 +39,9 @@ def inbox(
     access: Access = Access(),  # noqa: B008 - frozen
 ) -> None:
     """
-    Show the newest rows of a workspace's feed, oldest of them first.
+    Show the newest rows of a workspace's feed, oldest first.
 
-    It only looks: nothing is fetched, acknowledged or marked as handled.
+    Read-only: nothing is fetched, acknowledged or marked as handled.
 
     Example: restante inbox laptop --follow
 
@@ -51,21 +50,21 @@ def inbox(
     workspace
         The workspace's id or name. Not needed with --dir.
     dir
-        A folder that was connected: shows its own workspace, with its own token.
+        A connected folder: use its workspace and its token.
     limit
-        How many rows, at most 500.
+        Maximum number of rows, up to 500.
     follow
-        Go on and show rows as they come, until Ctrl-C.
+        Keep running and show new rows, until Ctrl-C.
     json
-        Print each row as one line of JSON.
+        Print one line of JSON per row.
     """
     if not 1 <= limit <= 500:
         raise BadRequest("--limit must be from 1 to 500.")
     show = _show_json if json else _show_line
-    asyncio.run(_look(workspace, dir, access, limit, show, follow=follow))
+    asyncio.run(_show_feed(workspace, dir, access, limit, show, follow=follow))
 
 
-async def _look(
+async def _show_feed(
     workspace: str | None,
     folder: Path | None,
     access: Access,
@@ -75,22 +74,24 @@ async def _look(
     follow: bool,
 ) -> None:
     async with _client(access, folder) as client:
-        whose = await _whose(client, workspace)
-        page = await client.feed(limit=limit, of=whose)
+        workspace_id = await _workspace_id(client, workspace)
+        page = await client.feed(limit=limit, of=workspace_id)
         _show_rows(page.rows, show)
         if follow:
-            await _follow(client, whose, page.latest_seq, show)
+            await _follow(client, workspace_id, page.latest_seq, show)
 
 
-async def _follow(client: "AsyncClient", whose: WorkspaceId, seq: int, show: Show) -> NoReturn:
-    """Show rows as they come; wait for a lost server, read a trimmed feed from where it begins."""
+async def _follow(
+    client: "AsyncClient", workspace_id: WorkspaceId, seq: int, show: Show
+) -> NoReturn:
+    """Show new rows; retry when the server is away, restart a trimmed feed at its lowest row."""
     from restante.client.calls import Cursor
     from restante.client.patience import Patience, is_passing
 
     patience = Patience()
     while True:
         try:
-            page = await client.feed(Cursor(seq), wait_seconds=_WAIT_SECONDS, of=whose)
+            page = await client.feed(Cursor(seq), wait_seconds=_WAIT_SECONDS, of=workspace_id)
         except CursorGone as gone:
             print(f"restante: {gone}", file=sys.stderr)
             seq = max(int(gone.facts.get("lowest_seq", 1)) - 1, 0)
@@ -114,15 +115,15 @@ def _client(access: Access, folder: Path | None) -> "AsyncClient":
         return access.client()
     kept = kept_credentials(folder)
     if kept is None:
-        raise BadRequest(f"{folder} has not been connected: run `restante connect` there first.")
+        raise BadRequest(f"{folder} is not connected: run `restante connect` there first.")
     return AsyncClient.of(kept)
 
 
-async def _whose(client: "AsyncClient", workspace: str | None) -> WorkspaceId:
+async def _workspace_id(client: "AsyncClient", workspace: str | None) -> WorkspaceId:
     if workspace is not None:
         return await workspace_named(client, workspace)
     if not client.is_registered:
-        raise BadRequest("Say which workspace: give its id or name, or --dir of its folder.")
+        raise BadRequest("Say which workspace: give its id or name, or its folder with --dir.")
     return client.workspace_id
 
 
@@ -143,6 +144,6 @@ def _show_line(row: wire.ActivityRow) -> None:
 
     file = announced(row)
     what = f"file {file.name} ({shown_bytes(file.size)})" if file else f"message {row.method}"
-    words = "" if file else f": {text_of(body_of(row))}"
+    text = "" if file else f": {text_of(body_of(row))}"
     sender = f" from {row.source_id}" if row.source_id else ""
-    print(f"{row.seq:>6}  {row.created_at:%Y-%m-%d %H:%M:%S}  " + printable(what + sender + words))
+    print(f"{row.seq:>6}  {row.created_at:%Y-%m-%d %H:%M:%S}  " + printable(what + sender + text))

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from io import TextIOWrapper
 
 _EXIT_CODES = (
-    "Exit codes: 0 done; 1 it did not work, and one sentence says why; 2 the command line is "
-    "wrong; 130 interrupted before it was done; 141 nobody reads the output any more."
+    "Exit codes: 0 success; 1 failure, explained on standard error; 2 invalid command line; "
+    "130 interrupted; 141 the reader of the output is gone."
 )
 
 app = App(
     name="restante",
     version=__version__,
-    help="Files and messages wait here for receivers that nobody can call.",
+    help="Store and forward files and messages for receivers without a public address.",
     help_epilogue=_EXIT_CODES,
 )
 _GROUPS = {
@@ -45,9 +45,9 @@ for group, commands in _GROUPS.items():
 
 
 def main() -> None:
-    """Run a command; a failure we know is one sentence on standard error and exit code 1."""
+    """Run a command; print a RestanteError as one line on standard error and exit with 1."""
     for stream in (sys.stdout, sys.stderr):
-        # What others wrote must not end a command because a terminal cannot show it.
+        # A character that the terminal's encoding lacks must not end the command.
         cast("TextIOWrapper", stream).reconfigure(errors="replace")
     try:
         try:
@@ -60,13 +60,13 @@ def main() -> None:
         if not error.name or error.name.startswith("restante"):
             raise
         _fail(
-            f"This command needs the server's part, and {error.name} is not installed: "
+            f"This command needs the server package, and {error.name} is not installed: "
             "run `pip install 'restante[server]'`."
         )
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # Python flushes once more at its end, and would complain that nobody reads.
+        # Python flushes standard output again at exit, which would print a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 

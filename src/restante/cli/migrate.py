@@ -1,13 +1,12 @@
-"""`restante migrate`: bring the database up to date, or say how far it is."""
+"""`restante migrate`: run the migrations, or show which have run."""
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 from cyclopts import App, Group, Parameter
 
 from restante.cli.flags import DATABASE, flags_for, settings_from
+from restante.cli.output import json_text
 from restante.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,26 +28,27 @@ def migrate(
     flags: Annotated[DatabaseFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """
-    Run the migrations that this release brings.
+    Run the migrations of this release.
 
-    `restante serve` runs the `pre` ones by itself. Run this command once the last server of the
-    older release has ended: it runs the `post` ones too, after which the older release is refused.
+    `restante serve` runs the `pre` migrations at startup. Run this command after the last server of
+    the older release has stopped: it also runs the `post` migrations, and after them the older
+    release can no longer use the database.
 
     Example: restante migrate --status
 
     Parameters
     ----------
     status
-        Only show which migrations have run; change nothing.
+        Show which migrations have run; change nothing.
     pre_only
-        Run only the migrations that the older release does not notice.
+        Run only the `pre` migrations, which the older release tolerates.
     json
         Print JSON.
     """
-    settings = settings_from(flags, dict(os.environ))
+    settings = settings_from(flags)
     rows = asyncio.run(_rows(settings, status=status, pre_only=pre_only))
     if json:
-        print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        print(json_text(rows, indent=2))
     else:
         print("\n".join(f"{row.migration:<40} {row.state}" for row in rows) or "Nothing to do.")
 

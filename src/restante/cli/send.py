@@ -1,4 +1,4 @@
-"""`restante send`: hand files in for a workspace."""
+"""`restante send`: send files to a workspace."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 
 from restante import wire
 from restante.cli.access import Access, workspace_named
-from restante.cli.lines import json_text
-from restante.cli.sizes import shown_bytes
+from restante.cli.output import json_text, shown_bytes
 from restante.delivery.rules import MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
 from restante.errors import BadRequest
 from restante.text import printable
@@ -20,8 +19,8 @@ from restante.text import printable
 if TYPE_CHECKING:
     from restante.client.sending import Outgoing
 
-# The body is a little longer than the files in it.
-_ROOM = MAX_REQUEST_BYTES - 64 * 1024
+# Leaves room for the multipart headers.
+_MAX_BATCH_BYTES = MAX_REQUEST_BYTES - 64 * 1024
 
 
 def register(app: App, group: Group) -> None:
@@ -40,27 +39,27 @@ def send(
     """
     Send files to a workspace.
 
-    Each request is stored as a whole or not at all; many or large files become several requests,
-    which are stored in order. A request that fails on the way is repeated and never stored twice.
+    Each request is stored completely or not at all. Many or large files are split into several
+    requests, sent in order. A failed request is retried and never stored twice.
 
     Example: restante send laptop report.pdf photo.jpg
 
     Parameters
     ----------
     workspace
-        The workspace's id, or its name if the admin's token is used.
+        The workspace's id; with the admin token also its name.
     files
         The files.
     ttl_seconds
-        How long they wait to be fetched. [default: what the server has set]
+        Time until the files expire. [default: the server's setting]
     json
-        Print what was accepted as JSON.
+        Print the accepted files as JSON.
     """
     accepted: list[wire.StagedFile] = []
     try:
         asyncio.run(_send(workspace, files, access, ttl_seconds, accepted))
     finally:
-        # What was accepted before a failure is accepted all the same.
+        # Files accepted before a failure stay accepted.
         _show(accepted, as_json=json)
 
 
@@ -83,7 +82,7 @@ async def _send(
 
     if not paths:
         raise BadRequest("Say which files to send.")
-    # Looked at before anything is sent: a missing file is a mistake in the command.
+    # Check all files before sending the first.
     files = [Outgoing.of(path) for path in paths]
     async with access.client() as client:
         to = await workspace_named(client, workspace)
@@ -96,11 +95,13 @@ async def _send(
 
 
 def batches(files: "Sequence[Outgoing]") -> "Iterator[list[Outgoing]]":
-    """The files in their order, as many at a time as one request may carry."""
+    """Split the files, in order, into as few requests as the limits allow."""
     batch: list[Outgoing] = []
     size = 0
     for file in files:
-        if batch and (len(batch) == MAX_FILES_PER_REQUEST or size + file.part.size > _ROOM):
+        if batch and (
+            len(batch) == MAX_FILES_PER_REQUEST or size + file.part.size > _MAX_BATCH_BYTES
+        ):
             yield batch
             batch, size = [], 0
         batch.append(file)
@@ -109,14 +110,14 @@ def batches(files: "Sequence[Outgoing]") -> "Iterator[list[Outgoing]]":
 
 
 class _Bar:
-    """How much has been sent, on a terminal; nothing elsewhere."""
+    """A progress bar on a terminal; nothing elsewhere."""
 
     def __init__(self, files: "Sequence[Outgoing]") -> None:
         console = Console(stderr=True)
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task("sending", total=sum(file.part.size for file in files))
-        self._before = self._now = 0
+        self._earlier_batches = self._batch = 0
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -126,9 +127,9 @@ class _Bar:
         self._bar.stop()
 
     def sent(self, size: int) -> None:
-        """Of this batch; less than before when it is repeated."""
-        self._now = size
-        self._bar.update(self._task, completed=self._before + size)
+        """Bytes sent of this batch; a retry starts again at 0."""
+        self._batch = size
+        self._bar.update(self._task, completed=self._earlier_batches + size)
 
     def batch_ended(self) -> None:
-        self._before += self._now
+        self._earlier_batches += self._batch

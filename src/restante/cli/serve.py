@@ -1,7 +1,6 @@
 """`restante serve`: run the server."""
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
@@ -21,15 +20,15 @@ def register(app: App, group: Group) -> None:
 
 def serve(*, flags: Annotated[ServeFlags | None, Parameter(name="*")] = None) -> None:
     """
-    Run a Restante until it is stopped with Ctrl-C or SIGTERM.
+    Run the server until Ctrl-C or SIGTERM.
 
-    Without a database URL it brings its own Postgres and keeps it in the data directory.
+    Without a database URL it runs an embedded Postgres in the data directory.
 
     Example: restante serve --port 9000 --data-dir ./data
     """
-    settings = settings_from(flags, dict(os.environ))
+    settings = settings_from(flags)
 
-    # Imported here: the client's commands run where the server's dependencies are not installed.
+    # Imported here: client commands must work without the server's dependencies.
     import uvloop
 
     from restante.server import logs, wiring
@@ -44,5 +43,5 @@ def _announce(ready: Any) -> None:
     if ready.admin_token_file:
         lines.append(f"  The admin token is in {ready.admin_token_file}")
     lines.append(f"  Try it:       curl {ready.address}/ready")
-    lines.append("  Stop it with Ctrl-C.")
+    lines.append("  Stop it:      Ctrl-C")
     print("\n".join(lines), flush=True)

@@ -1,19 +1,16 @@
-"""`restante status`: what takes space, what holds it, and how deliveries stand, in one screen."""
+"""`restante status`: disk usage, what prevents freeing it, and deliveries, on one screen."""
 
 import asyncio
-import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 from cyclopts import App, Group, Parameter
 from rich.console import Console
 from rich.table import Column, Table
 
 from restante import wire
-from restante.cli.flags import DATABASE, flags_for, settings_from
-from restante.cli.sizes import shown_bytes, shown_seconds
-from restante.settings import Settings
+from restante.cli.flags import DATABASE, flags_for, operator_for
+from restante.cli.output import json_text, shown_bytes, shown_seconds
 
 if TYPE_CHECKING:
     StatusFlags = Any
@@ -36,7 +33,7 @@ def status(
     flags: Annotated[StatusFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """
-    Show what takes space, what holds it, and how deliveries stand.
+    Show disk usage, what prevents freeing it, and the state of deliveries.
 
     Example: restante status
 
@@ -45,17 +42,15 @@ def status(
     json
         Print JSON.
     """
-    space = asyncio.run(_look(settings_from(flags, dict(os.environ))))
+    space = asyncio.run(_space(flags))
     if json:
-        print(msgspec.json.format(msgspec.json.encode(space), indent=2).decode())
+        print(json_text(space, indent=2))
     else:
         _show(Console(), space)
 
 
-async def _look(settings: Settings) -> wire.SpaceView:
-    from restante.server import wiring
-
-    async with wiring.operator(settings) as operator:
+async def _space(flags: Any) -> wire.SpaceView:
+    async with operator_for(flags) as operator:
         return await operator.space.look(now=datetime.now(UTC))
 
 
@@ -72,26 +67,29 @@ def _show(console: Console, space: wire.SpaceView) -> None:
     if space.workspaces:
         console.print(_workspaces(space))
     for pin in space.pins:
-        much = shown_bytes(pin.bytes) if pin.bytes else shown_seconds(pin.seconds)
-        console.print(f"{pin.who} holds space back: {pin.what}, {much}. Way out: {pin.way_out}.")
+        amount = shown_bytes(pin.bytes) if pin.bytes else shown_seconds(pin.seconds)
+        console.print(
+            f"{pin.who} prevents freeing space: {pin.what}, {amount}. Fix: {pin.way_out}."
+        )
 
 
 def _headline(space: wire.SpaceView) -> str:
-    growth = "growth not known yet"
+    growth = "growth unknown yet"
     if space.growth_bytes_per_day is not None:
-        growth = f"growing {shown_bytes(space.growth_bytes_per_day)} a day"
+        growth = f"growing {shown_bytes(space.growth_bytes_per_day)} per day"
     free = "" if space.free_bytes is None else f", {shown_bytes(space.free_bytes)} free on its disk"
     full = ""
     if space.days_until_full is not None:
         full = f", full in {space.days_until_full:.0f} days at this rate"
     return (
-        f"{shown_bytes(space.total_bytes)} in all: {shown_bytes(space.live_bytes)} of files that "
-        f"live, {shown_bytes(space.dead_bytes)} to come back; {growth}{free}{full}."
+        f"{shown_bytes(space.total_bytes)} in total: {shown_bytes(space.live_bytes)} live, "
+        f"{shown_bytes(space.dead_bytes)} reclaimable; {growth}{free}{full}."
     )
 
 
 def _tables(space: wire.SpaceView) -> Table:
-    table = Table("table", "size", "partitions", "dead rows", "ahead", box=None, pad_edge=False)
+    columns = ("table", "size", "partitions", "dead rows", "created ahead")
+    table = Table(*columns, box=None, pad_edge=False)
     for one in space.tables[:_SHOWN_TABLES]:
         lead = space.lead_seconds.get(one.name)
         table.add_row(
@@ -106,7 +104,7 @@ def _tables(space: wire.SpaceView) -> Table:
 
 def _partitions(space: wire.SpaceView) -> Table:
     """The largest partitions."""
-    table = Table("partition", "size", "lives", "to come back", box=None, pad_edge=False)
+    table = Table("partition", "size", "live", "reclaimable", box=None, pad_edge=False)
     for partition in space.partitions[:_SHOWN_PARTITIONS]:
         table.add_row(
             partition.name,
@@ -120,7 +118,7 @@ def _partitions(space: wire.SpaceView) -> Table:
 def _workspaces(space: wire.SpaceView) -> Table:
     behind = {lag.workspace_id: lag.behind for lag in space.lags}
     columns = ("waiting", "never fetched", "fetched", "rows behind", "since")
-    # The whole id, whatever the terminal's width: it is what the way out begins with.
+    # Never truncated: other commands take this id.
     whole_id = Column("workspace", no_wrap=True, min_width=36)
     table = Table(whole_id, *columns, box=None, pad_edge=False, collapse_padding=True)
     for one in space.workspaces[:_SHOWN_WORKSPACES]:

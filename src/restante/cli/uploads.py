@@ -1,19 +1,17 @@
-"""`restante uploads`: the operator looks at uploads, reopens one, or lets one expire."""
+"""`restante uploads`: list, show, reopen or expire uploads."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from uuid import UUID
 
-import msgspec
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from restante import wire
-from restante.cli.flags import DATABASE, flags_for, settings_from
-from restante.cli.sizes import shown_bytes
+from restante.cli.flags import DATABASE, flags_for, operator_for
+from restante.cli.output import json_text, shown_bytes
 from restante.errors import BadRequest
 from restante.ids import FileId, WorkspaceId, as_uuid
 from restante.text import printable
@@ -26,10 +24,10 @@ else:
     UploadsFlags = flags_for("UploadsFlags", DATABASE)
 
 Result = TypeVar("Result")
-One = Annotated[str, Parameter(help="Which upload.")]
-Its = Annotated[
+FileIdText = Annotated[str, Parameter(help="The upload's file id.")]
+WorkspaceText = Annotated[
     str | None,
-    Parameter(help="The workspace it is for. Not needed; it is found sooner among very many."),
+    Parameter(help="The upload's workspace. Optional; speeds up the search in a large table."),
 ]
 AsJson = Annotated[bool, Parameter(help="Print JSON.", negative=(), show_default=False)]
 Flags = Annotated[UploadsFlags | None, Parameter(name="*")]
@@ -38,7 +36,7 @@ Flags = Annotated[UploadsFlags | None, Parameter(name="*")]
 def register(app: App, group: Group) -> None:
     """Add the commands."""
     about = (
-        "Look at uploads, reopen one, or let one expire.\n\n"
+        "List, show, reopen or expire uploads.\n\n"
         "Example: restante uploads list --state never_fetched"
     )
     uploads = App(name="uploads", group=group, help=about)
@@ -58,95 +56,106 @@ def list_(
     flags: Flags = None,
 ) -> None:
     """
-    List uploads, oldest first: what has waited longest stands at the top.
+    List uploads, oldest first.
 
     Example: restante uploads list --state never_fetched
 
     Parameters
     ----------
     workspace
-        Only those for this workspace.
+        Only uploads for this workspace id.
     state
-        Only those that were never fetched (waiting), were fetched but not acknowledged, are
-        acknowledged and still kept, or have expired and are about to be swept.
+        Only uploads in this state: never_fetched; fetched but not acknowledged; acked and still
+        retained; expired and not yet swept.
     limit
-        How many at most, up to 10000.
+        Maximum number of uploads, up to 10000.
     after
-        Go on after this file id, the last one of the page before.
+        Continue after this file id, the last one of the previous page.
     """
     of, start = _workspace_id(workspace), None if after is None else _file_id(after)
-    page = _asked(
+    page = _run(
         flags, lambda uploads, now: uploads.page(of, state=state, after=start, limit=limit, now=now)
     )
     if json:
-        _print_json(page)
+        print(json_text(page, indent=2))
     else:
         _print_page(page)
 
 
 def show(
-    file_id: One, /, *, workspace: Its = None, json: AsJson = False, flags: Flags = None
+    file_id: FileIdText,
+    /,
+    *,
+    workspace: WorkspaceText = None,
+    json: AsJson = False,
+    flags: Flags = None,
 ) -> None:
     """
-    Show everything about one upload.
+    Show all details of one upload.
 
     Example: restante uploads show 0d6e3f1c-8a52-4f5e-9d55-1c4f0f4b7a11
     """
-    one, its = _file_id(file_id), _workspace_id(workspace)
-    upload = _asked(flags, lambda uploads, now: uploads.show(one, its, now=now))
+    key = _file_id(file_id), _workspace_id(workspace)
+    upload = _run(flags, lambda uploads, now: uploads.show(*key, now=now))
     if json:
-        _print_json(upload)
+        print(json_text(upload, indent=2))
     else:
-        _print_facts(upload)
+        _print_details(upload)
 
 
 def reopen(
-    file_id: One, /, *, workspace: Its = None, json: AsJson = False, flags: Flags = None
+    file_id: FileIdText,
+    /,
+    *,
+    workspace: WorkspaceText = None,
+    json: AsJson = False,
+    flags: Flags = None,
 ) -> None:
     """
-    Let an acknowledged file wait again, and announce it again to its workspace.
+    Make an acknowledged file available again and announce it to its workspace.
 
-    For a workspace that acknowledged a file and then lost it, while its retention lasts.
+    For a workspace that lost a file after acknowledging it. Works until the retention of
+    acknowledged files is over.
 
     Example: restante uploads reopen 0d6e3f1c-8a52-4f5e-9d55-1c4f0f4b7a11
     """
-    one, its = _file_id(file_id), _workspace_id(workspace)
-    upload = _asked(flags, lambda uploads, now: uploads.reopen(one, its, now=now))
+    key = _file_id(file_id), _workspace_id(workspace)
+    upload = _run(flags, lambda uploads, now: uploads.reopen(*key, now=now))
     if json:
-        _print_json(upload)
+        print(json_text(upload, indent=2))
     else:
-        print(f"{_named(upload)} waits again, until {_moment(upload.expires_at)}.")
+        print(f"{_named(upload)} is available again until {_moment(upload.expires_at)}.")
 
 
 def expire(
-    file_id: One, /, *, workspace: Its = None, json: AsJson = False, flags: Flags = None
+    file_id: FileIdText,
+    /,
+    *,
+    workspace: WorkspaceText = None,
+    json: AsJson = False,
+    flags: Flags = None,
 ) -> None:
     """
-    Let a file that nobody has acknowledged expire now.
+    Expire an unacknowledged file now.
 
-    It cannot be fetched any more, and the next sweep deletes it. This cannot be undone.
+    The file can no longer be fetched, and the next sweep deletes it. This cannot be undone.
 
     Example: restante uploads expire 0d6e3f1c-8a52-4f5e-9d55-1c4f0f4b7a11
     """
-    one, its = _file_id(file_id), _workspace_id(workspace)
-    expiry = _asked(flags, lambda uploads, now: uploads.expire(one, its, now=now))
+    key = _file_id(file_id), _workspace_id(workspace)
+    expiry = _run(flags, lambda uploads, now: uploads.expire(*key, now=now))
     if json:
-        _print_json(expiry.upload)
+        print(json_text(expiry.upload, indent=2))
     else:
         _print_expiry(expiry)
 
 
-def _asked(flags: Any, ask: "Callable[[UploadAdmin, datetime], Awaitable[Result]]") -> Result:
-    """What the inventory answers."""
-    settings = settings_from(flags, dict(os.environ))
+def _run(flags: Any, action: "Callable[[UploadAdmin, datetime], Awaitable[Result]]") -> Result:
+    async def run() -> Result:
+        async with operator_for(flags) as operator:
+            return await action(operator.uploads, datetime.now(UTC))
 
-    async def answer() -> Result:
-        from restante.server import wiring
-
-        async with wiring.operator(settings) as operator:
-            return await ask(operator.uploads, datetime.now(UTC))
-
-    return asyncio.run(answer())
+    return asyncio.run(run())
 
 
 def _file_id(text: str) -> FileId:
@@ -154,28 +163,26 @@ def _file_id(text: str) -> FileId:
 
 
 def _workspace_id(text: str | None) -> WorkspaceId | None:
-    return None if text is None else WorkspaceId(_uuid(text, "the id of a workspace"))
+    return None if text is None else WorkspaceId(_uuid(text, "a workspace id"))
 
 
 def _uuid(text: str, what: str) -> UUID:
     found = as_uuid(text)
     if found is None:
-        raise BadRequest(f"{printable(text)} is not {what}; `restante uploads list` shows the ids.")
+        raise BadRequest(
+            f"{printable(text)} is not {what}; run `restante uploads list` to see the ids."
+        )
     return found
-
-
-def _print_json(shown: msgspec.Struct) -> None:
-    print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
 
 
 def _print_page(page: wire.UploadPage) -> None:
     if not page.uploads:
-        print("There are no such uploads.")
+        print("No uploads match.")
         return
     head = ("file id", "workspace", "state", "size", "created (UTC)", "ends (UTC)", "name")
     _print_columns([head, *(_row(upload) for upload in page.uploads)])
     if page.next_after:
-        print(f"There are more; go on with --after {page.next_after}")
+        print(f"There are more: continue with --after {page.next_after}")
 
 
 def _row(upload: wire.UploadView) -> Sequence[str]:
@@ -198,7 +205,7 @@ def _end(upload: wire.UploadView) -> str:
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """As wide as it gets: an id with its end cut off is worth nothing."""
+    """Print aligned columns, without truncating to the terminal's width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -206,14 +213,14 @@ def _print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _print_expiry(expiry: "Expiry") -> None:
-    when = "has expired now"
+    what = "is expired now"
     if not expiry.is_first:
-        when = f"had expired already, at {_moment(expiry.upload.expires_at)}"
-    print(f"{_named(expiry.upload)} {when}; the next sweep deletes it.")
+        what = f"expired earlier, at {_moment(expiry.upload.expires_at)}"
+    print(f"{_named(expiry.upload)} {what}; the next sweep deletes it.")
 
 
-def _print_facts(upload: wire.UploadView) -> None:
-    facts = (
+def _print_details(upload: wire.UploadView) -> None:
+    details = (
         ("file id", str(upload.file_id)),
         ("workspace", str(upload.workspace_id)),
         ("name", printable(upload.name)),
@@ -229,7 +236,7 @@ def _print_facts(upload: wire.UploadView) -> None:
         ("bucket", _moment(upload.bucket)),
         ("partition", upload.partition or "gone"),
     )
-    _print_columns(facts)
+    _print_columns(details)
 
 
 def _named(upload: wire.UploadView) -> str:

@@ -1,4 +1,4 @@
-"""The embedded Postgres: found, prepared, run as our child, watched, and stopped with us."""
+"""The embedded Postgres: finds the binaries, creates the cluster, runs it as a child process."""
 
 from restante.postgres.attach import postgres_for, running_dsn
 from restante.postgres.datadir import DataDirectory

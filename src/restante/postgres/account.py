@@ -1,4 +1,4 @@
-"""The account that Postgres runs under: ours, or as root an unprivileged one that exists."""
+"""The operating-system account that runs Postgres; as root, an existing unprivileged one."""
 
 import os
 import pwd
@@ -10,12 +10,12 @@ from typing import TypedDict
 
 from restante.errors import PostgresUnusable
 
-# What a program needs to find its libraries and speak English; none of our secrets.
+# Passed on to Postgres. Everything else is dropped, because it may contain secrets.
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 class Identity(TypedDict, total=False):
-    """The arguments that make subprocess start a program as somebody else."""
+    """The arguments of `subprocess` to run a program as another user."""
 
     user: int
     group: int
@@ -40,19 +40,19 @@ class Account:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
-    def give(self, path: Path) -> None:
-        """Make the account the owner of something that we have just made."""
+    def take_ownership(self, path: Path) -> None:
+        """Make the account the owner of a path that we have just created."""
         if not self.is_ours:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
     def can_run(self, *command: str | Path) -> bool:
-        """Whether the command succeeds for this account; trying it covers ACLs and the like."""
+        """Whether the command succeeds as this account; running it covers ACLs too."""
         try:
             done = subprocess.run(
                 command,
                 check=False,
                 cwd="/",
-                env=plain_environment(),
+                env=minimal_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -66,28 +66,30 @@ class Account:
         return self.is_ours or self.can_run("/bin/sh", "-c", 'test -x "$1"', "sh", path)
 
 
-def plain_environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    return kept | {"LC_ALL": "C"}
+def minimal_environment() -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return inherited | {"LC_ALL": "C"}
 
 
 def choose_account(configured: str | None, *, owner: int | None) -> Account:
     """
-    Say who runs Postgres.
+    Choose the account that runs Postgres.
 
-    `owner` is the user id that a cluster from an earlier start belongs to; it decides, since
-    Postgres serves only what its own account owns.
+    `owner` is the user id that owns an existing cluster. Only that account can run it, because
+    Postgres must own its data directory.
     """
-    account = _account_for_root(configured, owner) if os.geteuid() == 0 else _ourselves(configured)
+    account = (
+        _account_for_root(configured, owner) if os.geteuid() == 0 else _current_account(configured)
+    )
     if owner is not None and owner != account.uid:
         raise PostgresUnusable(
-            f"The database belongs to {_name_of(owner)}, but Postgres would run as {account.name}."
-            f" Run Restante as {_name_of(owner)}, or choose another --data-dir."
+            f"The database belongs to {_user_name(owner)}, but Postgres would run as"
+            f" {account.name}. Run Restante as {_user_name(owner)}, or choose another --data-dir."
         )
     return account
 
 
-def _ourselves(configured: str | None) -> Account:
+def _current_account(configured: str | None) -> Account:
     try:
         entry = pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -103,41 +105,43 @@ def _ourselves(configured: str | None) -> Account:
 
 
 def _account_for_root(configured: str | None, owner: int | None) -> Account:
-    entry = _named(configured) if configured is not None else _existing(owner)
+    entry = _entry_by_name(configured) if configured is not None else _default_entry(owner)
     if entry is None:
         raise PostgresUnusable(
-            f"There is no account {configured or 'postgres or nobody'} here for Postgres, which"
-            " refuses to be root. Name one that exists, or run Restante as an ordinary user."
+            f"Postgres does not run as root, and there is no account"
+            f" {configured or 'postgres or nobody'}. Name an existing account with"
+            " --postgres-account, or run Restante as an ordinary user."
         )
     if entry.pw_uid == 0:
         raise PostgresUnusable(
-            f"Postgres does not run as {entry.pw_name}. Name an unprivileged account for it."
+            f"Postgres does not run as {entry.pw_name}. Name an unprivileged account with"
+            " --postgres-account."
         )
     return _from(entry)
 
 
-def _existing(owner: int | None) -> pwd.struct_passwd | None:
+def _default_entry(owner: int | None) -> pwd.struct_passwd | None:
     if owner:
-        return _numbered(owner)
-    return _named("postgres") or _named("nobody")
+        return _entry_by_uid(owner)
+    return _entry_by_name("postgres") or _entry_by_name("nobody")
 
 
-def _named(name: str) -> pwd.struct_passwd | None:
+def _entry_by_name(name: str) -> pwd.struct_passwd | None:
     try:
         return pwd.getpwnam(name)
     except KeyError:
         return None
 
 
-def _numbered(uid: int) -> pwd.struct_passwd | None:
+def _entry_by_uid(uid: int) -> pwd.struct_passwd | None:
     try:
         return pwd.getpwuid(uid)
     except KeyError:
         return None
 
 
-def _name_of(uid: int) -> str:
-    entry = _numbered(uid)
+def _user_name(uid: int) -> str:
+    entry = _entry_by_uid(uid)
     return entry.pw_name if entry else f"user id {uid}"
 
 

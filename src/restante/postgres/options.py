@@ -1,10 +1,10 @@
-"""How the embedded Postgres is set up, where that differs from Postgres's own defaults."""
+"""The server options of the embedded Postgres that differ from its defaults."""
 
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from restante.postgres.output import SPEAKER_PREFIX
+from restante.postgres.output import LOG_LINE_PREFIX
 from restante.postgres.sockets import PORT
 
 MIB = 1024 * 1024
@@ -16,15 +16,15 @@ DEFAULTS = {
     "max_wal_size": "2GB",
     "wal_compression": "off",
     "timezone": "UTC",
-    # Contents must not reach a log, so neither details nor statements are written there.
+    # Details and statements may contain file contents, which must not be logged.
     "log_error_verbosity": "terse",
     "log_min_error_statement": "panic",
-    "log_line_prefix": SPEAKER_PREFIX,
+    "log_line_prefix": LOG_LINE_PREFIX,
 }
 
 
 def arguments(cluster: Path, sockets: Path, chosen: Mapping[str, str]) -> Iterator[str]:
-    """Write the command line: our defaults, what was chosen over them, what is not for choosing."""
+    """The command line: our defaults, overridden by `chosen`, except for the fixed options."""
     fixed = {
         "port": str(PORT),
         "listen_addresses": "",

@@ -1,4 +1,4 @@
-"""What `postmaster.pid` says, and whether it can be believed."""
+"""Reads `postmaster.pid` and detects a stale one."""
 
 import os
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class PidFile:
 
 
 def read(cluster: Path) -> PidFile | None:
-    """Read the file, None while it is missing or half written."""
+    """Read the file; None if it is missing or incomplete."""
     try:
         lines = (cluster / "postmaster.pid").read_text().splitlines()
         pid = int(lines[0])
@@ -25,11 +25,11 @@ def read(cluster: Path) -> PidFile | None:
     return PidFile(pid=pid, sockets=Path(lines[4]), ready=lines[7].strip() == "ready")
 
 
-def stranger(cluster: Path) -> int | None:
+def unrelated_pid(cluster: Path) -> int | None:
     """
-    Find a process that a stale file names but that does not serve this cluster.
+    The pid in a stale file, if it now belongs to a process that does not serve this cluster.
 
-    Process ids are used again, above all in restarted containers.
+    Pids are reused, above all in restarted containers.
     """
     found = read(cluster)
     if found is None or not _proc(found.pid).exists() or _serves(found.pid, cluster):
@@ -38,17 +38,17 @@ def stranger(cluster: Path) -> int | None:
 
 
 def _serves(pid: int, cluster: Path) -> bool:
-    """Every process of Postgres works in its cluster; a zombie works nowhere."""
+    """The working directory of every Postgres process is its cluster; a zombie has none."""
     try:
         return (_proc(pid) / "cwd").readlink() == cluster.resolve()
     except FileNotFoundError:
         return False
     except OSError:
-        # In a container even root may not look at another account's process this closely.
-        return _names(pid, cluster)
+        # In a container even root may not read this of another account's process.
+        return _has_in_command_line(pid, cluster)
 
 
-def _names(pid: int, cluster: Path) -> bool:
+def _has_in_command_line(pid: int, cluster: Path) -> bool:
     try:
         return os.fsencode(cluster) in (_proc(pid) / "cmdline").read_bytes().split(b"\0")
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """
-Where Postgres's account can reach its programs and its files.
+Where to put binaries and cluster so that the Postgres account can reach them.
 
-What the account cannot reach is copied or placed elsewhere, and never opened up to it.
+What it cannot reach is copied or placed elsewhere. Existing permissions are never widened.
 """
 
 import hashlib
@@ -17,63 +17,63 @@ from restante.postgres.binaries import Binaries
 from restante.postgres.datadir import SYSTEM_DIRECTORY, DataDirectory, make_directories
 
 CLUSTER = "postgres"
-NOTE = "postgres.location"
+LOCATION_FILE = "postgres.location"
 
 
 def existing_home(directory: DataDirectory) -> Path | None:
-    """Find the directory that holds this data directory's cluster, None before the first start."""
-    home = _noted_home(directory) or directory.path
+    """The directory that holds the cluster, None before the first start."""
+    home = _recorded_home(directory) or directory.path
     return home if (home / CLUSTER).is_dir() else None
 
 
-def _noted_home(directory: DataDirectory) -> Path | None:
-    note = directory.path / NOTE
-    if not note.exists():
+def _recorded_home(directory: DataDirectory) -> Path | None:
+    file = directory.path / LOCATION_FILE
+    if not file.exists():
         return None
-    home = Path(note.read_text().strip())
+    home = Path(file.read_text().strip())
     if not home.is_dir():
         raise PostgresUnusable(
-            f"The note {note} says that the database is in {home}, but it is not there."
-            " Bring it back, or remove the note to begin with an empty one."
+            f"{file} says that the database is in {home}, but it is not there."
+            f" Restore it, or remove {file} to start with an empty database."
         )
     return home
 
 
-def fresh_home(directory: DataDirectory, account: Account) -> Path:
+def new_home(directory: DataDirectory, account: Account) -> Path:
     """
-    Choose where a new cluster goes: inside the data directory if the account can get there.
+    Choose the directory for a new cluster: the data directory if the account can reach it.
 
-    A home elsewhere is noted before anything is in it, so that a crash does not leave it behind,
-    and never used twice: whoever removed a data directory does not meet its contents again.
+    Another directory is recorded before it is used, so that a crash does not leak it. It gets a
+    unique name: a data directory that was removed and created again starts empty.
     """
-    noted = _noted_home(directory)
-    if noted or account.can_enter(directory.path):
-        return noted or directory.path
+    recorded = _recorded_home(directory)
+    if recorded or account.can_enter(directory.path):
+        return recorded or directory.path
     name = f"{short_hash(str(directory.path))}-{secrets.token_hex(4)}"
     home = SYSTEM_DIRECTORY / "clusters" / name
     make_directories(home)
-    draft = directory.path / f"{NOTE}.new"
+    draft = directory.path / f"{LOCATION_FILE}.new"
     draft.write_text(f"{home}\n")
-    draft.replace(directory.path / NOTE)
+    draft.replace(directory.path / LOCATION_FILE)
     return home
 
 
 def check_reachable(home: Path, account: Account) -> None:
     if not account.can_enter(home):
         raise PostgresUnusable(
-            f"The account {account.name}, which Postgres runs as, cannot pass through to {home}."
-            " Let it (chmod o+x on the directories above), or choose another --data-dir."
+            f"The account {account.name}, which runs Postgres, cannot reach {home}."
+            " Run chmod o+x on the directories above it, or choose another --data-dir."
         )
 
 
 def runnable_by(account: Account, binaries: Binaries) -> Binaries:
     """Return these binaries, or a copy of them that the account can run."""
-    if _runs(account, binaries):
+    if _can_run(account, binaries):
         return binaries
     copied = _copy(binaries)
-    if not _runs(account, copied):
+    if not _can_run(account, copied):
         raise PostgresUnusable(
-            f"The account {account.name}, which Postgres runs as, can run neither the programs in"
+            f"The account {account.name}, which runs Postgres, can run neither the binaries in"
             f" {binaries.bin_dir} nor their copy in {copied.bin_dir}."
         )
     return copied
@@ -83,7 +83,7 @@ def short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _runs(account: Account, binaries: Binaries) -> bool:
+def _can_run(account: Account, binaries: Binaries) -> bool:
     return all(
         account.can_run(program, "--version") for program in (binaries.postgres, binaries.initdb)
     )
@@ -93,7 +93,7 @@ def _copy(binaries: Binaries) -> Binaries:
     install = binaries.bin_dir.parent
     target = SYSTEM_DIRECTORY / "binaries" / _copy_name(binaries)
     if not target.exists():
-        _fill(target, install)
+        _copy_installation(target, install)
     return Binaries(
         target / install.parent.name / install.name / "bin", binaries.major, binaries.minor
     )
@@ -105,8 +105,8 @@ def _copy_name(binaries: Binaries) -> str:
     return f"{binaries.bin_dir.parent.name}-{binaries.version}-{short_hash(source)}"
 
 
-def _fill(target: Path, install: Path) -> None:
-    """Copy an install, and the libraries a wheel keeps beside its package; all of it or nothing."""
+def _copy_installation(target: Path, install: Path) -> None:
+    """Copy an installation and the shared libraries of its wheel, atomically."""
     make_directories(target.parent)
     draft = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
@@ -116,7 +116,7 @@ def _fill(target: Path, install: Path) -> None:
         libraries = f"{package.name}.libs"
         _copy_tree(package.parent / libraries, draft / libraries)
         _make_readable(draft)
-        _put(draft, target)
+        _publish(draft, target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -128,14 +128,14 @@ def _copy_tree(source: Path, target: Path) -> None:
 
 def _make_readable(copy: Path) -> None:
     for path in (copy, *copy.rglob("*")):
-        runs = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
-        path.chmod(0o755 if runs else 0o644)
+        is_executable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+        path.chmod(0o755 if is_executable else 0o644)
 
 
-def _put(draft: Path, target: Path) -> None:
+def _publish(draft: Path, target: Path) -> None:
     try:
         draft.rename(target)
     except OSError:
-        # Another Restante was first with the same copy.
+        # Another process has published the same copy.
         if not target.is_dir():
             raise

@@ -1,8 +1,7 @@
 """
-The embedded Postgres as a whole: prepared, started, watched and stopped.
+Starts, watches and stops the embedded Postgres.
 
-`start` and `watch` belong in the main thread's event loop.  Whoever calls `start` has claimed the
-data directory before.
+Call `start` and `watch` in the main thread's event loop. Claim the data directory before `start`.
 """
 
 import asyncio
@@ -17,18 +16,18 @@ from restante.errors import PostgresUnusable
 from restante.postgres import options, pidfile
 from restante.postgres.child import Child
 from restante.postgres.datadir import DataDirectory
-from restante.postgres.preparation import Site, prepare
+from restante.postgres.preparation import Installation, prepare
 from restante.postgres.sockets import dsn
 
 log = structlog.stdlib.get_logger(__name__)
 
 READY_POLL_SECONDS = 0.02
 RETRY_SECONDS = 0.1
-RECOVERY_NEWS_SECONDS = 10.0
-# After a kill -9, what is left of the old server holds its memory or its lock for a moment.
-RETRY_FOR_SECONDS = 10.0
+RECOVERY_LOG_SECONDS = 10.0
+# After kill -9, orphans of the old server hold its shared memory or lock file for a moment.
+RETRY_TIMEOUT_SECONDS = 10.0
 STILL_IN_USE = ("is still in use", 'lock file "postmaster.pid" already exists')
-# A server that lived this long gets a fast restart again.
+# A server that ran this long is restarted without back-off.
 STEADY_SECONDS = 30.0
 
 
@@ -42,18 +41,20 @@ class EmbeddedPostgres:
         bin_dir: Path | None = None,
         account: str | None = None,
         options: Mapping[str, str] | None = None,
+        retry_timeout_seconds: float = RETRY_TIMEOUT_SECONDS,
     ) -> None:
         self._directory = directory
         self._bin_dir = bin_dir
         self._account = account
         self._options = dict(options or {})
-        self._site: Site | None = None
+        self._retry_timeout_seconds = retry_timeout_seconds
+        self._installation: Installation | None = None
         self._child: Child | None = None
         self._stopped = asyncio.Event()
 
     @property
     def dsn(self) -> str:
-        """The address for asyncpg; it stays the same when Postgres is started again."""
+        """The DSN; it stays the same when Postgres is restarted."""
         return dsn(self._prepared.sockets)
 
     @property
@@ -62,10 +63,10 @@ class EmbeddedPostgres:
         return child.pid if child and not child.exited.is_set() else None
 
     async def start(self) -> None:
-        """Make the cluster if there is none, and return when Postgres takes connections."""
+        """Create the cluster if there is none; return when Postgres accepts connections."""
         self._stopped.clear()
         try:
-            self._site = await prepare(self._directory, self._bin_dir, self._account)
+            self._installation = await prepare(self._directory, self._bin_dir, self._account)
         except OSError as error:
             raise PostgresUnusable(
                 f"Postgres cannot be prepared in {self._directory.path}: {error}."
@@ -73,13 +74,13 @@ class EmbeddedPostgres:
         await self._launch()
 
     async def stop(self) -> None:
-        """Shut Postgres down within seconds; a second call changes nothing."""
+        """Shut Postgres down within seconds; idempotent."""
         self._stopped.set()
         if self._child:
             await self._child.end()
 
     async def watch(self) -> None:
-        """Until stopped, start Postgres again whenever it dies; nothing makes it give up."""
+        """Restart Postgres whenever it dies, with back-off and without a limit, until stopped."""
         pauses = _back_off()
         while self._child and not self._stopped.is_set():
             since = time.monotonic()
@@ -89,11 +90,11 @@ class EmbeddedPostgres:
             log.error("postgres_died", pid=self._child.pid, status=status)
             if time.monotonic() - since > STEADY_SECONDS:
                 pauses = _back_off()
-            await self._bring_back(pauses)
+            await self._restart(pauses)
 
-    async def _bring_back(self, pauses: Iterator[float]) -> None:
+    async def _restart(self, pauses: Iterator[float]) -> None:
         for pause in pauses:
-            if await self._is_stopped_within(pause):
+            if await self._stopped_within(pause):
                 return
             try:
                 await self._launch()
@@ -106,29 +107,30 @@ class EmbeddedPostgres:
                 return
 
     async def _launch(self) -> None:
-        give_up_at = time.monotonic() + RETRY_FOR_SECONDS
+        deadline = time.monotonic() + self._retry_timeout_seconds
         while not self._stopped.is_set():
             child = self._child = self._spawn()
             if await self._becomes_ready(child):
                 return
-            if not child.said.mentions(*STILL_IN_USE) or time.monotonic() > give_up_at:
-                raise PostgresUnusable(f"Postgres does not start. It says: {child.said.complaint}")
+            if not child.output.mentions(*STILL_IN_USE) or time.monotonic() > deadline:
+                reason = child.output.last_error
+                raise PostgresUnusable(f"Postgres does not start. It reports: {reason}")
             await asyncio.sleep(RETRY_SECONDS)
         raise PostgresUnusable("Postgres was stopped before it was ready.")
 
     def _spawn(self) -> Child:
-        site = self._prepared
+        prepared = self._prepared
         command = [
-            str(site.binaries.postgres),
-            *options.arguments(site.cluster, site.sockets, self._options),
+            str(prepared.binaries.postgres),
+            *options.arguments(prepared.cluster, prepared.sockets, self._options),
         ]
-        stale = pidfile.stranger(site.cluster)
-        # Postgres overlooks a pid file that names this process, but not shared memory in use.
-        environment = {"PG_GRANDPARENT_PID": str(stale)} if stale else {}
-        return Child.spawn(command, site.account, environment=environment)
+        unrelated = pidfile.unrelated_pid(prepared.cluster)
+        # Postgres ignores a pid file with this pid, but still checks for shared memory in use.
+        environment = {"PG_GRANDPARENT_PID": str(unrelated)} if unrelated else {}
+        return Child.spawn(command, prepared.account, environment=environment)
 
     async def _becomes_ready(self, child: Child) -> bool:
-        """Wait for as long as Postgres lives, since recovery takes what it takes."""
+        """Wait without a timeout while Postgres runs, because recovery can take long."""
         try:
             return await self._ready_or_gone(child)
         except BaseException:
@@ -136,19 +138,19 @@ class EmbeddedPostgres:
             raise
 
     async def _ready_or_gone(self, child: Child) -> bool:
-        began = told = time.monotonic()
+        started = logged = time.monotonic()
         while not child.exited.is_set():
             found = pidfile.read(self._prepared.cluster)
             if found and found.pid == child.pid and found.ready:
                 return True
-            if time.monotonic() - told > RECOVERY_NEWS_SECONDS:
-                told = time.monotonic()
-                log.warning("postgres_recovering", seconds=round(told - began))
+            if time.monotonic() - logged > RECOVERY_LOG_SECONDS:
+                logged = time.monotonic()
+                log.warning("postgres_recovering", seconds=round(logged - started))
             await asyncio.sleep(READY_POLL_SECONDS)
         await child.wait()
         return False
 
-    async def _is_stopped_within(self, seconds: float) -> bool:
+    async def _stopped_within(self, seconds: float) -> bool:
         try:
             await asyncio.wait_for(self._stopped.wait(), seconds)
         except TimeoutError:
@@ -156,10 +158,10 @@ class EmbeddedPostgres:
         return True
 
     @property
-    def _prepared(self) -> Site:
-        if self._site is None:
+    def _prepared(self) -> Installation:
+        if self._installation is None:
             raise PostgresUnusable("Postgres has not been started yet.")
-        return self._site
+        return self._installation
 
 
 def _back_off() -> Iterator[float]:

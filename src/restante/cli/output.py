@@ -1,0 +1,35 @@
+"""How the commands print JSON, byte counts and durations."""
+
+import json
+
+import msgspec
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def json_text(value: object, *, indent: int = -1) -> str:
+    """
+    The value as JSON, on one line unless `indent` is given.
+
+    Control characters are escaped, so that the output is safe to print on a terminal.
+    """
+    encoded = msgspec.json.format(msgspec.json.encode(value), indent=indent)
+    text = encoded.decode(errors="replace")
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def shown_bytes(size: float) -> str:
+    """A byte count in a readable unit."""
+    for unit in _UNITS:
+        if abs(size) < 1024 or unit == _UNITS[-1]:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def shown_seconds(seconds: float) -> str:
+    """A duration in a readable unit."""
+    for limit, length, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86_400:.1f} days"
