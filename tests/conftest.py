@@ -20,9 +20,11 @@ from factories import NOW
 from processes import Server
 from sites import Site, SiteFactory, running_site, settings_for
 
-from restante.database import partitions as leaves
+from restante.database import partitions
 from restante.database.pool import SCHEMA, Database, Tx
 from restante.database.spans import Span, floor
+from restante.delivery.subject import CHUNKS
+from restante.feed.subject import FEED
 
 _stack = ExitStack()
 
@@ -103,12 +105,12 @@ async def db(dsn: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def db_with_leaves(db: Database) -> Database:
-    """The same, and rows that are made during these tests find their leaves, at full hours too."""
+async def db_with_partitions(db: Database) -> Database:
+    """The same, with partitions for the rows of these tests, even at a full hour."""
     start = floor(NOW, timedelta(hours=1))
-    async with db.connection() as connection:
-        for table in (leaves.CHUNKS, leaves.FEED):
-            await leaves.create(connection, table, Span(start, start + timedelta(days=1)))
+    async with db.transaction() as tx:
+        for table in (CHUNKS, FEED):
+            await partitions.create(tx, table, Span(start, start + timedelta(days=1)))
     return db
 
 

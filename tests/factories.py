@@ -1,6 +1,7 @@
 """Workspaces, files and what publishes them: valid unless a test says otherwise."""
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,29 +9,27 @@ from uuid import UUID, uuid4
 
 from waiting import until
 
-from restante.database.pool import Database, Listener, Tx
-from restante.delivery import store as uploads
+from restante.database.pool import Connection, Database, Listener
+from restante.delivery import stage, store
 from restante.delivery.blobs.postgres import PostgresBlobs
-from restante.delivery.capacity import Capacity
-from restante.delivery.fetch import Delivery
-from restante.delivery.quotas import Quota, Reservation
-from restante.delivery.receive import Policy, Staging
-from restante.delivery.rules import Chunk, NewUpload, bucket_of
-from restante.delivery.store import Answer, Publication
-from restante.feed.rules import NewActivity, announcement
+from restante.delivery.receive import ReceivePolicy, Receiver
+from restante.delivery.rules import Chunk, IncomingFile, Pace, Quota, Usage, bucket_of
+from restante.delivery.store import Answer, Batch, Reservation
+from restante.delivery.subject import DueUploads
+from restante.feed.rules import NewActivity
 from restante.feed.wakeups import Wakeups
-from restante.ids import FileId, WorkspaceId, new_file_id
+from restante.ids import FileId, WorkspaceId
 from restante.workspaces import store as workspaces
 from restante.workspaces.rules import Details
 
-# The leaves lie around the real time, because the ids of feed rows do.
+# The partitions lie around the real time, because the ids of feed rows do.
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 ROOMY = Quota(max_bytes=10**9, max_files=10_000)
 
 
-async def make_workspace(connection: Tx) -> WorkspaceId:
+async def make_workspace(connection: Connection) -> WorkspaceId:
     """A workspace that polls."""
     workspace_id = WorkspaceId(uuid4())
     details = Details("a workspace", "poll", None, "{}")
@@ -45,44 +44,42 @@ class Content:
 
     data: bytes = b"some bytes"
     name: str = "letter.txt"
-    id: FileId = field(default_factory=new_file_id)
+    id: FileId = field(default_factory=lambda: FileId(uuid4()))
 
     @property
-    def upload(self) -> NewUpload:
+    def file(self) -> IncomingFile:
         digest = hashlib.sha256(self.data).digest()
-        return NewUpload(self.id, self.name, "text/plain", len(self.data), digest)
+        return IncomingFile(self.name, "text/plain", self.id, len(self.data), digest)
 
     @property
     def chunk(self) -> Chunk:
         return Chunk(self.id, 0, self.data)
 
 
-def make_publication(
+def make_batch(
     workspace_id: WorkspaceId, *contents: Content, now: datetime = NOW, **other: Any
-) -> Publication:
+) -> Batch:
     """What publishes these files, or one file."""
     given = contents or (Content(),)
-    files = [content.upload for content in given]
-    publication = Publication(
+    batch = Batch(
         workspace_id=workspace_id,
         bucket=bucket_of(NOW),
         created_at=now,
         expires_at=now + DAY,
-        files=files,
-        announcements=[announcement(workspace_id, file) for file in files],
-        last_chunks=[content.chunk for content in given],
+        files=[content.file for content in given],
+        chunks=[content.chunk for content in given],
         quota=ROOMY,
     )
-    return replace(publication, **other)
+    return replace(batch, **other)
 
 
 async def make_upload(
-    connection: Tx, workspace_id: WorkspaceId, content: Content | None = None, **other: Any
+    connection: Connection, workspace_id: WorkspaceId, content: Content | None = None, **other: Any
 ) -> FileId:
     """A published file."""
     content = content or Content()
-    publication = make_publication(workspace_id, content, **other)
-    assert await uploads.publish(connection, publication) is not None
+    batch = make_batch(workspace_id, content, **other)
+    assert await store.publish(connection, batch) is not None
     return content.id
 
 
@@ -93,7 +90,8 @@ def make_answer(key: str = "a key", **other: Any) -> Answer:
 
 def make_reservation(workspace_id: WorkspaceId, size: int = 100, **other: Any) -> Reservation:
     """Room for one file."""
-    return replace(Reservation(uuid4(), workspace_id, bucket_of(NOW), size, 1, NOW + HOUR), **other)
+    room = Usage(size, 1)
+    return replace(Reservation(uuid4(), workspace_id, bucket_of(NOW), room, NOW + HOUR), **other)
 
 
 def make_message(text: str = "hello") -> NewActivity:
@@ -131,34 +129,41 @@ async def until_blocked(watcher: Any, connection: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The services of one process that deliver."""
+    """What one process delivers with."""
 
-    delivery: Delivery
-    staging: Staging
-    capacity: Capacity
+    db: Database
+    blobs: PostgresBlobs
+    receiver: Receiver
     wakeups: Wakeups
 
+    async def stage(self, workspace_id: WorkspaceId, *contents: bytes) -> list[FileId]:
+        """Stage files with these contents, now."""
+        files = [stage.NewFile("a.bin", "text/plain", content) for content in contents]
+        return await stage.stage_batch(self.receiver, workspace_id, files, now=datetime.now(UTC))
 
-def make_services(
-    db: Database,
-    *,
-    quota: Quota = ROOMY,
-    server: Quota = ROOMY,
-    ack_retention: timedelta = HOUR,
-    **policy: Any,
+
+def make_parts(
+    db: Database, *, quota: Quota = ROOMY, server: Quota = ROOMY, **policy: Any
 ) -> Parts:
-    """The services as a server has them; nobody hears its notices."""
-    chosen = Policy(
+    """What a server delivers with; nobody hears its notifications."""
+    chosen = ReceivePolicy(
         ttl=DAY,
         ttl_min=timedelta(seconds=1),
         ttl_max=7 * DAY,
         quota=quota,
+        server_quota=server,
         answers_kept=DAY,
-        grace_seconds=30,
-        min_bytes_per_second=16_384,
+        pace=Pace(grace_seconds=30, min_bytes_per_second=16_384),
     )
     wakeups, blobs = Wakeups(db, Listener("")), PostgresBlobs(db)
-    capacity = Capacity(db, server)
-    staging = Staging(db, blobs, capacity, wakeups, replace(chosen, **policy))
-    delivery = Delivery(db, blobs, staging, ack_retention=ack_retention)
-    return Parts(delivery, staging, capacity, wakeups)
+    return Parts(db, blobs, Receiver(db, blobs, wakeups, replace(chosen, **policy)), wakeups)
+
+
+async def sweep_uploads(
+    connection: Connection, *, now: datetime, ack_retention: timedelta = HOUR
+) -> Counter[str]:
+    """Delete every due upload, as a sweep does; how many, by outcome."""
+    subject, swept = DueUploads(ack_retention=ack_retention), Counter[str]()
+    while batch := +Counter(await subject.delete_due(connection, now=now)):
+        swept += batch
+    return swept

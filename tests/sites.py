@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from aiohttp import ClientSession, ClientTimeout
 from starlette.applications import Starlette
+from starlette.datastructures import State
 
 from restante.server import wiring
-from restante.server.context import Context
 from restante.server.listener import HttpServer, address_of, listen
 from restante.settings import Settings
 
@@ -30,7 +30,7 @@ class Site:
     url: str
     http: ClientSession  # paths are relative to the server: site.http.get("/health")
     app: Starlette
-    context: Context
+    state: State  # the services, under the names of `server.app.Services`
     settings: Settings
 
 
@@ -60,7 +60,7 @@ async def running_site(settings: Settings) -> AsyncIterator[Site]:
             timeout = ClientTimeout(total=_ANSWER_SECONDS)
             try:
                 async with ClientSession(url, timeout=timeout) as session:
-                    yield Site(url, session, app, app.state.context, settings)
+                    yield Site(url, session, app, app.state, settings)
             finally:
                 await _close(http, serving)
 

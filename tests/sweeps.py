@@ -1,21 +1,34 @@
-"""For tests of the sweep: the clock is moved by data, and what happens to leaves is looked at."""
+"""For tests of the sweep: data is made older, and the state of partitions is looked at."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
-from factories import HOUR, Content, make_services, make_upload
+from factories import HOUR, Content, make_upload
 
-from restante.database import partitions as leaves
-from restante.database.partitions import CHUNKS, FEED, Table
-from restante.database.pool import Database, Tx
+from restante.database import partitions
+from restante.database.partitions import PartitionedTable
+from restante.database.pool import Connection, Database, Tx
 from restante.database.spans import Span, floor
+from restante.delivery.subject import (
+    CHUNKS,
+    Buckets,
+    DueUploads,
+    ExpiredAnswers,
+    ExpiredReservations,
+)
+from restante.feed.subject import FEED, FeedPartitions
 from restante.ids import FileId, WorkspaceId
-from restante.retention.rules import Policy
-from restante.retention.sweep import Sweeping
+from restante.retention.space import SpaceSamples
+from restante.retention.subjects import Subjects
+from restante.retention.sweep import Sweep
+from restante.workspaces.subject import RemovedWorkspaces
+
+__all__ = ["CHUNKS", "FEED"]
 
 KIB = 1024
 
@@ -27,17 +40,19 @@ GIVES_UP_SECONDS = 1.5
 WRITER_STALL_SECONDS = 0.25
 
 
-async def make_leaf(
-    connection: Tx, table: Table, start: datetime = PAST, width: timedelta = HOUR
+async def make_partition(
+    connection: Connection,
+    table: PartitionedTable,
+    start: datetime = PAST,
+    width: timedelta = HOUR,
 ) -> str:
-    """A leaf for a stretch of time; its name."""
+    """A partition for a stretch of time; its name."""
     async with connection.transaction():
-        await leaves.create(connection, table, Span(start, start + width))
-    return f"{table.name}_{start:%Y%m%d_%H%M%S}"
+        return await partitions.create(cast("Tx", connection), table, Span(start, start + width))
 
 
-async def leaf_names(connection: Any, table: Table) -> set[str]:
-    """The leaves of a table, and what is left over of them."""
+async def partition_names(connection: Any, table: PartitionedTable) -> set[str]:
+    """The partitions of a table, and what is left over of them."""
     rows = await connection.fetch(
         "select relname from pg_class where relnamespace = 'restante'::regnamespace"
         " and relkind = 'r' and relname ~ ('^' || $1 || '_\\d')",
@@ -46,8 +61,8 @@ async def leaf_names(connection: Any, table: Table) -> set[str]:
     return {row["relname"] for row in rows}
 
 
-async def state_of(connection: Any, leaf: str) -> str:
-    """How far a leaf has come on its way out."""
+async def state_of(connection: Any, partition: str) -> str:
+    """How far the removal of a partition has come."""
     state = await connection.fetchval(
         "select case when inhdetachpending then 'detaching'"
         "            when exists (select from pg_trigger"
@@ -56,13 +71,13 @@ async def state_of(connection: Any, leaf: str) -> str:
         "            when inhparent is null then 'detached' else 'attached' end"
         "  from pg_class class left join pg_inherits on inhrelid = class.oid"
         " where relnamespace = 'restante'::regnamespace and relname = $1",
-        leaf,
+        partition,
     )
     return state or "gone"
 
 
 async def make_old(
-    connection: Tx,
+    connection: Connection,
     workspace_id: WorkspaceId,
     count: int = 1,
     *,
@@ -70,7 +85,7 @@ async def make_old(
     bucket: datetime = PAST,
     **other: Any,
 ) -> list[FileId]:
-    """Files in a bucket whose time is over, waiting unless told otherwise."""
+    """Files in a bucket whose time is over, unacknowledged unless told otherwise."""
     return [
         await make_upload(connection, workspace_id, Content(data), bucket=bucket, **other)
         for _ in range(count)
@@ -91,37 +106,40 @@ async def put_back_acks(connection: Any, by: timedelta = timedelta(days=1)) -> N
     await connection.execute("update uploads set acked_at = acked_at - $1::interval", by)
 
 
-def make_sweeping(
-    db: Database,
+def make_subjects(
     *,
     ack_retention: timedelta = HOUR,
-    budget_seconds: float = 20,
-    **policy: Any,
-) -> Sweeping:
-    """A sweep as a server has it."""
-    chosen = Policy(
-        ack_retention=ack_retention,
-        feed_retention=timedelta(days=30),
-        settling=timedelta(seconds=5),
+    feed_retention: timedelta = timedelta(days=30),
+) -> Subjects:
+    """Everything that is kept bounded, as a server has it."""
+    return Subjects(
+        DueUploads(ack_retention=ack_retention),
+        ExpiredReservations(),
+        ExpiredAnswers(),
+        RemovedWorkspaces(retention=feed_retention),
+        SpaceSamples(),
+        Buckets(width=HOUR, ack_retention=ack_retention),
+        FeedPartitions(retention=feed_retention),
     )
-    delivery = make_services(db, ack_retention=ack_retention).delivery
-    return Sweeping(db, delivery, replace(chosen, **policy), budget_seconds=budget_seconds)
+
+
+def make_sweep(db: Database, *, budget_seconds: float = 20, **chosen: Any) -> Sweep:
+    """A sweep as a server has it."""
+    return Sweep(db, make_subjects(**chosen), budget_seconds=budget_seconds)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Hears how passes ended, and adds it up."""
+    """Is told how passes ended, and adds it up."""
 
-    acked: int = 0
-    expired: int = 0
+    rows: Counter[str] = field(default_factory=Counter[str])
     dropped: int = 0
     moved: int = 0
     left: int = 0
     failed: int = 0
 
-    def swept(self, acked: int, expired: int) -> None:
-        self.acked += acked
-        self.expired += expired
+    def deleted(self, rows: Counter[str]) -> None:
+        self.rows += rows
 
     def gave_back(self, dropped: int, moved: int) -> None:
         self.dropped += dropped
@@ -138,8 +156,8 @@ async def grow_older(connection: Any, by: timedelta = timedelta(days=2)) -> None
     """
     Every file, with its bytes and all its times, becomes older.
 
-    The leaves it was in are left empty, as if nothing had ever been in them; nothing may get into
-    a leaf that something else leaves.
+    The partitions it was in are left empty, as if nothing had ever been in them; nothing may get
+    into a partition that something else leaves.
     """
     rows = await connection.fetch(
         "select distinct tableoid::regclass::text as leaf, bucket - $1::interval as bucket"
@@ -147,8 +165,8 @@ async def grow_older(connection: Any, by: timedelta = timedelta(days=2)) -> None
         by,
     )
     for start in {floor(row["bucket"], HOUR) for row in rows}:
-        if f"{CHUNKS.name}_{start:%Y%m%d_%H%M%S}" not in await leaf_names(connection, CHUNKS):
-            await make_leaf(connection, CHUNKS, start)
+        if f"{CHUNKS.name}_{start:%Y%m%d_%H%M%S}" not in await partition_names(connection, CHUNKS):
+            await make_partition(connection, CHUNKS, start)
     left = {row["leaf"] for row in rows}
     assert not left & {f"{CHUNKS.name}_{floor(row['bucket'], HOUR):%Y%m%d_%H%M%S}" for row in rows}
     async with connection.transaction():
@@ -168,7 +186,7 @@ async def grow_older(connection: Any, by: timedelta = timedelta(days=2)) -> None
 
 
 async def put_back_rows(connection: Any, workspace_id: UUID, by: timedelta, *, up_to: int) -> None:
-    """Rows of a feed, up to a seq, become older; their leaves must be there."""
+    """Rows of a feed, up to a seq, become older; their partitions must exist."""
     rows = await connection.fetch(
         "select id from feed where workspace_id = $1 and seq <= $2", workspace_id, up_to
     )
@@ -186,10 +204,10 @@ async def put_back_rows(connection: Any, workspace_id: UUID, by: timedelta, *, u
 
 
 async def make_old_feed(connection: Any, workspace_id: UUID, *, days: int = 60, up_to: int) -> str:
-    """Put rows back by some days, into a leaf that is made for them; its name."""
+    """Put rows back by some days, into a partition that is made for them; its name."""
     by = timedelta(days=days)
     start = floor(datetime.now(UTC) - by, timedelta(days=1)) - timedelta(days=1)
-    name = await make_leaf(connection, FEED, start, timedelta(days=3))
+    name = await make_partition(connection, FEED, start, timedelta(days=3))
     await put_back_rows(connection, workspace_id, by, up_to=up_to)
     return name
 

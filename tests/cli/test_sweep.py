@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from factories import make_workspace
 from processes import Outcome, Server, on_a_terminal, restante, wait_until
-from sweeps import HOUR, PAST, expire, leaf_names, locked, make_leaf, make_old
+from sweeps import HOUR, PAST, expire, locked, make_old, make_partition, partition_names
 
 from restante.database import locks
 from restante.database.partitions import CHUNKS
@@ -24,12 +24,12 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7])[0-9;]*m")
 
 
 @pytest.fixture
-async def connection(db_with_leaves: Database, connections: Any) -> Any:
+async def connection(db_with_partitions: Database, connections: Any) -> Any:
     """Three expired files in one bucket, and two unacknowledged ones in another."""
     connection = await connections()
     workspace_id = await make_workspace(connection)
-    await make_leaf(connection, CHUNKS)
-    await make_leaf(connection, CHUNKS, PAST + HOUR)
+    await make_partition(connection, CHUNKS)
+    await make_partition(connection, CHUNKS, PAST + HOUR)
     await make_old(connection, workspace_id, 3)
     await expire(connection)
     waiting, _ = await make_old(connection, workspace_id, 2, bucket=PAST + HOUR)
@@ -40,7 +40,7 @@ async def connection(db_with_leaves: Database, connections: Any) -> Any:
 async def counted(connection: Any) -> tuple[int, bool]:
     """How many uploads there are, and whether the bucket of the expired ones exists."""
     count = await connection.fetchval("select count(*) from uploads")
-    return count, BUCKET in await leaf_names(connection, CHUNKS)
+    return count, BUCKET in await partition_names(connection, CHUNKS)
 
 
 def run(dsn: str, *words: str, **environment: str) -> Outcome:
@@ -215,7 +215,7 @@ async def test_the_commands_use_the_database_of_a_running_or_a_stopped_server(se
     first_pass = b'molecule_loop_passes_total{loop="sweep",outcome="ok"} 1.0'
     wait_until(lambda: first_pass in server.get("/metrics")[1], seconds=60, what="the first sweep")
     connection = await asyncpg.connect(server.dsn, server_settings={"search_path": SCHEMA})
-    await make_leaf(connection, CHUNKS)
+    await make_partition(connection, CHUNKS)
     await make_old(connection, await make_workspace(connection), 3)
     await expire(connection)
     await connection.execute("checkpoint")

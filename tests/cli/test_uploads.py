@@ -43,7 +43,7 @@ class Examples(NamedTuple):
 
 
 @pytest.fixture
-async def examples(db_with_leaves: Database, connections: Any) -> Examples:
+async def examples(db_with_partitions: Database, connections: Any) -> Examples:
     connection = await connections()
     workspace_id = await make_workspace(connection)
     ids = [

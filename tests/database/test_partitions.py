@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from factories import Content, make_publication, make_workspace
+from factories import Content, make_batch, make_workspace
 
 from restante.database import partitions as leaves
 from restante.database.partitions import CHUNKS, FEED, Table
@@ -125,10 +125,10 @@ async def test_bounds_are_read_back_whatever_the_database_s_habits(dsn: str, tab
         assert (await spans(db, table))[0] == Span(NOON, NOON + HOUR)
 
 
-async def test_rows_find_their_leaf(db_with_leaves: Database):
-    async with db_with_leaves.connection() as connection:
+async def test_rows_find_their_leaf(db_with_partitions: Database):
+    async with db_with_partitions.connection() as connection:
         workspace_id = await make_workspace(connection)
-        await uploads.publish(connection, make_publication(workspace_id, Content()))
+        await uploads.publish(connection, make_batch(workspace_id, Content()))
         found = await connection.fetch(
             "select tableoid::regclass::text as leaf from chunks"
             " union all select tableoid::regclass::text from feed"
@@ -153,16 +153,18 @@ async def test_a_bucket_is_never_vacuumed_and_its_bytes_are_stored_as_they_are(d
 
 
 @both
-async def test_a_writer_is_not_held_up(db_with_leaves: Database, connections: Any, table: Table):
+async def test_a_writer_is_not_held_up(
+    db_with_partitions: Database, connections: Any, table: Table
+):
     """Leaves are attached while a transaction that has written is open, and while one writes."""
     writer = await connections()
     workspace_id = await make_workspace(writer)
     async with writer.transaction():
-        await uploads.publish(writer, make_publication(workspace_id))
+        await uploads.publish(writer, make_batch(workspace_id))
 
         async with asyncio.timeout(5):
-            created = await create(db_with_leaves, table, datetime.now(UTC) + timedelta(days=1))
-            seq = await uploads.publish(writer, make_publication(workspace_id))
+            created = await create(db_with_partitions, table, datetime.now(UTC) + timedelta(days=1))
+            seq = await uploads.publish(writer, make_batch(workspace_id))
 
     assert created
     assert seq == 2

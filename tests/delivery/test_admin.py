@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 import structlog
-from factories import HOUR, Parts, make_services, make_workspace
+from factories import HOUR, Parts, make_parts, make_workspace
 from msgspec import UNSET
 from sweeps import expire as pass_the_time
 from sweeps import put_back_acks
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def parts(db_with_leaves: Database) -> Parts:
-    return make_services(db_with_leaves)
+def parts(db_with_partitions: Database) -> Parts:
+    return make_parts(db_with_partitions)
 
 
 @pytest.fixture

@@ -9,20 +9,20 @@ from factories import (
     DAY,
     NOW,
     Content,
+    make_parts,
     make_reservation,
-    make_services,
     make_upload,
     make_workspace,
 )
+from restante.delivery.capacity import Capacity
 from waiting import until
 
 from restante.database.pool import Database
 from restante.delivery import capacity as module
 from restante.delivery import quota_store as quotas
 from restante.delivery import store as uploads
-from restante.delivery.capacity import Capacity
 from restante.delivery.fetch import NewFile
-from restante.delivery.quotas import Quota
+from restante.delivery.rules import Quota
 from restante.errors import DatabaseUnavailable, ServerFull
 from restante.ids import WorkspaceId
 
@@ -32,8 +32,8 @@ SERVER = Quota(max_bytes=1000, max_files=5)
 
 
 @pytest.fixture
-def db(db_with_leaves: Database) -> Database:
-    return db_with_leaves
+def db(db_with_partitions: Database) -> Database:
+    return db_with_partitions
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ async def test_there_is_room_again_after_an_acknowledgement(
 async def test_many_uploads_at_once_fill_the_server_and_no_more(
     db: Database, workspace_id: WorkspaceId
 ):
-    delivery = make_services(db, server=SERVER).delivery
+    delivery = make_parts(db, server=SERVER).delivery
 
     async def stage() -> bool:
         try:

@@ -14,7 +14,7 @@ from factories import (
     Counters,
     counters,
     make_answer,
-    make_publication,
+    make_batch,
     make_reservation,
     make_upload,
     make_workspace,
@@ -24,7 +24,7 @@ from factories import (
 from restante.database.pool import Database, Tx
 from restante.delivery import quota_store as quotas
 from restante.delivery import store as uploads
-from restante.delivery.quotas import Quota, Usage
+from restante.delivery.rules import Quota, Usage
 from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ MOMENT = timedelta(microseconds=1)
 
 
 @pytest.fixture
-async def connection(db_with_leaves: Database, connections: Any) -> Any:
+async def connection(db_with_partitions: Database, connections: Any) -> Any:
     return await connections()
 
 
@@ -75,7 +75,7 @@ async def test_publishing_turns_the_promise_into_what_waits(
     promise = make_reservation(workspace_id, 100)
     await quotas.reserve(connection, promise, NARROW)
 
-    publication = make_publication(
+    publication = make_batch(
         workspace_id, Content(bytes(30)), Content(bytes(40)), reservation=promise.id
     )
     await uploads.publish(connection, publication)
@@ -92,12 +92,12 @@ async def test_a_promise_makes_room_for_its_own_upload(connection: Tx, workspace
     promise = make_reservation(workspace_id, 600)
     await quotas.reserve(connection, promise, NARROW)
     await quotas.reserve(connection, make_reservation(workspace_id, 400), NARROW)
-    publication = make_publication(workspace_id, Content(bytes(600)), quota=NARROW)
+    publication = make_batch(workspace_id, Content(bytes(600)), quota=NARROW)
 
     without = await uploads.publish(connection, publication)
     with_it = await uploads.publish(
         connection,
-        make_publication(workspace_id, Content(bytes(600)), quota=NARROW, reservation=promise.id),
+        make_batch(workspace_id, Content(bytes(600)), quota=NARROW, reservation=promise.id),
     )
 
     assert (without, with_it) == (None, 1)
@@ -107,7 +107,7 @@ async def test_a_refused_publication_keeps_its_promise(connection: Tx, workspace
     """It is for the caller to release it; nothing is given back twice."""
     promise = make_reservation(workspace_id, 100)
     await quotas.reserve(connection, promise, NARROW)
-    publication = make_publication(
+    publication = make_batch(
         workspace_id, Content(bytes(1001)), quota=NARROW, reservation=promise.id
     )
 
@@ -127,9 +127,7 @@ async def test_a_promise_that_expires_while_it_is_published_is_not_given_back_tw
     promise = make_reservation(workspace_id, 100)
     await quotas.reserve(connection, promise, NARROW)
     await quotas.reserve(connection, make_reservation(workspace_id, 200), NARROW)
-    publication = make_publication(
-        workspace_id, Content(bytes(50)), quota=NARROW, reservation=promise.id
-    )
+    publication = make_batch(workspace_id, Content(bytes(50)), quota=NARROW, reservation=promise.id)
     releasing = connection.transaction()
     await releasing.start()
     await quotas.release(connection, promise.id)
@@ -151,7 +149,7 @@ async def test_a_promise_that_is_published_while_it_expires_is_not_given_back_tw
     await quotas.reserve(connection, make_reservation(workspace_id, 200), NARROW)
     publishing = publisher.transaction()
     await publishing.start()
-    publication = make_publication(workspace_id, Content(bytes(50)), reservation=promise.id)
+    publication = make_batch(workspace_id, Content(bytes(50)), reservation=promise.id)
     await uploads.publish(publisher, publication)
     releasing = asyncio.create_task(quotas.release(connection, promise.id))
     await until_blocked(watcher, connection)
@@ -163,16 +161,16 @@ async def test_a_promise_that_is_published_while_it_expires_is_not_given_back_tw
 
 
 async def test_many_at_once_get_no_more_than_there_is(
-    db_with_leaves: Database, workspace_id: WorkspaceId
+    db_with_partitions: Database, workspace_id: WorkspaceId
 ):
     async def reserve() -> bool:
-        async with db_with_leaves.connection() as connection:
+        async with db_with_partitions.connection() as connection:
             wanted = make_reservation(workspace_id, 250)
             return await quotas.reserve(connection, wanted, NARROW)
 
     reserved = await asyncio.gather(*(reserve() for _ in range(20)))
 
-    async with db_with_leaves.connection() as connection:
+    async with db_with_partitions.connection() as connection:
         assert sum(reserved) == 4
         assert (await counters(connection, workspace_id)).reserved_bytes == 1000
 
@@ -194,14 +192,14 @@ async def test_only_what_is_past_its_time_is_forgotten(connection: Tx, workspace
 
 
 async def test_two_who_clean_up_at_once_give_room_back_once(
-    db_with_leaves: Database, connection: Tx, workspace_id: WorkspaceId
+    db_with_partitions: Database, connection: Tx, workspace_id: WorkspaceId
 ):
     for _ in range(5):
         await quotas.reserve(connection, make_reservation(workspace_id, 100), NARROW)
     await make_upload(connection, workspace_id)
 
     async def clean_up() -> None:
-        async with db_with_leaves.connection() as own:
+        async with db_with_partitions.connection() as own:
             await quotas.forget_expired(own, now=NOW + DAY)
 
     await asyncio.gather(*(clean_up() for _ in range(8)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restante.delivery.quotas import (
+from restante.delivery.rules import (
     Quota,
     Usage,
     check_can_ever_fit,

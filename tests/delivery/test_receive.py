@@ -7,14 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from factories import ROOMY, Counters, Parts, counters, make_services, make_workspace
+from factories import ROOMY, Counters, Parts, counters, make_parts, make_workspace
+from restante.delivery.intake import Intake
 
 from restante.database.pool import Database
 from restante.delivery.blobs.postgres import WINDOW_CHUNKS
-from restante.delivery.intake import Intake
-from restante.delivery.quotas import Quota
 from restante.delivery.receive import Staging
-from restante.delivery.rules import CHUNK_BYTES, MIB
+from restante.delivery.rules import CHUNK_BYTES, MIB, Quota
 from restante.errors import KeyReused, UploadMalformed, WorkspaceFull
 from restante.ids import WorkspaceId
 
@@ -25,8 +24,8 @@ NARROW = Quota(max_bytes=8 * MIB, max_files=2)
 
 
 @pytest.fixture
-def db(db_with_leaves: Database) -> Database:
-    return db_with_leaves
+def db(db_with_partitions: Database) -> Database:
+    return db_with_partitions
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ async def workspace_id(db: Database) -> WorkspaceId:
 
 @pytest.fixture
 def parts(db: Database) -> Parts:
-    return make_services(db)
+    return make_parts(db)
 
 
 @pytest.fixture
@@ -172,7 +171,7 @@ async def test_why_it_broke_off_is_heard_even_if_the_room_cannot_be_given_back(
 async def test_without_room_for_the_bytes_nothing_is_written_ahead(
     db: Database, workspace_id: WorkspaceId
 ):
-    staging = make_services(db, quota=NARROW).staging
+    staging = make_parts(db, quota=NARROW).staging
     await upload(staging, workspace_id, bytes(6 * MIB))
     before = await count(db, "chunks")
 
@@ -190,7 +189,7 @@ async def test_without_room_for_the_files_nothing_is_published(
     db: Database, workspace_id: WorkspaceId, size: int, key: str | None
 ):
     """A promise for bytes does not help against too many files; it is given back."""
-    staging = make_services(db, quota=NARROW).staging
+    staging = make_parts(db, quota=NARROW).staging
     await upload(staging, workspace_id, b"one")
 
     with pytest.raises(WorkspaceFull):
@@ -257,12 +256,12 @@ async def test_the_same_request_many_times_at_once_is_stored_once(
 
 async def test_a_key_is_not_used_up_by_a_refusal(db: Database, workspace_id: WorkspaceId):
     """Once there is room, the same request goes through."""
-    full = make_services(db, quota=Quota(max_bytes=MIB, max_files=1)).staging
+    full = make_parts(db, quota=Quota(max_bytes=MIB, max_files=1)).staging
     await upload(full, workspace_id, b"one")
     with pytest.raises(WorkspaceFull):
         await upload(full, workspace_id, b"two", key="a key")
 
-    roomy = make_services(db, quota=ROOMY).staging
+    roomy = make_parts(db, quota=ROOMY).staging
     assert not await roomy.is_known(workspace_id, "a key")
     assert len(await upload(roomy, workspace_id, b"two", key="a key")) == 1
 
@@ -270,7 +269,7 @@ async def test_a_key_is_not_used_up_by_a_refusal(db: Database, workspace_id: Wor
 async def test_a_key_can_be_used_again_when_its_answer_has_expired(
     db: Database, workspace_id: WorkspaceId
 ):
-    staging = make_services(db, answers_kept=timedelta(0)).staging
+    staging = make_parts(db, answers_kept=timedelta(0)).staging
     first = await upload(staging, workspace_id, b"x", key="a key")
 
     second = await upload(staging, workspace_id, b"another", key="a key")

@@ -14,7 +14,7 @@ from factories import (
     Counters,
     Parts,
     counters,
-    make_services,
+    make_parts,
     make_upload,
     make_workspace,
 )
@@ -24,8 +24,7 @@ from restante.database.pool import Database
 from restante.delivery import store as uploads
 from restante.delivery.blobs.postgres import WINDOW_CHUNKS
 from restante.delivery.fetch import Delivery, NewFile
-from restante.delivery.quotas import Quota
-from restante.delivery.rules import CHUNK_BYTES, MIB, Swept, Upload
+from restante.delivery.rules import CHUNK_BYTES, MIB, Quota, Swept, Upload
 from restante.errors import UploadGone, UploadTooSlow, WorkspaceFull
 from restante.ids import FileId, WorkspaceId, new_file_id
 
@@ -35,8 +34,8 @@ WINDOW = WINDOW_CHUNKS * CHUNK_BYTES
 
 
 @pytest.fixture
-def db(db_with_leaves: Database) -> Database:
-    return db_with_leaves
+def db(db_with_partitions: Database) -> Database:
+    return db_with_partitions
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ async def workspace_id(db: Database) -> WorkspaceId:
 
 @pytest.fixture
 def parts(db: Database) -> Parts:
-    return make_services(db)
+    return make_parts(db)
 
 
 @pytest.fixture
@@ -193,7 +192,7 @@ async def test_a_batch_without_room_takes_the_transaction_along(
 ):
     """The refusal comes at once, though the transaction holds what giving room back waits for."""
     await execute(db, "create table beside (id int)")
-    delivery = make_services(db, quota=Quota(10 * MIB, 2)).delivery
+    delivery = make_parts(db, quota=Quota(10 * MIB, 2)).delivery
     await delivery.stage(workspace_id, file_of(b"x"))
 
     with pytest.raises(WorkspaceFull):
@@ -404,7 +403,7 @@ async def test_a_list_does_not_go_on_after_somebody_elses_file(
 async def test_a_sweep_goes_on_until_nothing_is_due(
     db: Database, workspace_id: WorkspaceId, monkeypatch: pytest.MonkeyPatch
 ):
-    delivery = make_services(db, ack_retention=timedelta(minutes=30)).delivery
+    delivery = make_parts(db, ack_retention=timedelta(minutes=30)).delivery
     monkeypatch.setattr(uploads, "SWEEP_BATCH", 3)
     async with db.connection() as connection:
         for _ in range(7):
@@ -431,7 +430,7 @@ async def test_a_negative_retention_is_none(
             file_id = await make_upload(connection, workspace_id)
             await uploads.acknowledge(connection, workspace_id, file_id, now=at)
 
-    delivery = make_services(db, ack_retention=retention).delivery
+    delivery = make_parts(db, ack_retention=retention).delivery
     assert await delivery.sweep(now=NOW) == Swept(acked=1)
 
 
@@ -443,7 +442,7 @@ async def test_servers_that_sweep_at_once_share_the_work(
         for _ in range(60):
             await make_upload(connection, workspace_id, expires_at=NOW - HOUR)
 
-    swept = await asyncio.gather(*(make_services(db).delivery.sweep(now=NOW) for _ in range(5)))
+    swept = await asyncio.gather(*(make_parts(db).delivery.sweep(now=NOW) for _ in range(5)))
 
     assert sum(swept, Swept()) == Swept(expired=60)
     assert await counters_of(db, workspace_id) == Counters(60, 0, 0)

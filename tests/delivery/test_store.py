@@ -17,8 +17,8 @@ from factories import (
     Counters,
     counters,
     make_answer,
+    make_batch,
     make_message,
-    make_publication,
     make_reservation,
     make_upload,
     make_workspace,
@@ -29,8 +29,7 @@ from restante.database import sql
 from restante.database.pool import Database, Tx
 from restante.delivery import quota_store as quotas
 from restante.delivery import store as uploads
-from restante.delivery.quotas import Quota
-from restante.delivery.rules import Chunk, Swept
+from restante.delivery.rules import Chunk, Quota, Swept
 from restante.delivery.store import Publication
 from restante.feed import store as feed
 from restante.ids import FileId, WorkspaceId, new_file_id
@@ -43,7 +42,7 @@ TABLES = ("uploads", "chunks", "feed", "answers")
 
 
 @pytest.fixture
-async def connection(db_with_leaves: Database, connections: Any) -> Any:
+async def connection(db_with_partitions: Database, connections: Any) -> Any:
     return await connections()
 
 
@@ -67,7 +66,7 @@ async def test_a_publication_is_files_rows_bytes_and_counters(
 ):
     first, second = Content(b"one", "a.txt"), Content(b"second", "b.txt")
 
-    seq = await uploads.publish(connection, make_publication(workspace_id, first, second))
+    seq = await uploads.publish(connection, make_batch(workspace_id, first, second))
 
     assert seq == 2
     assert await counters(connection, workspace_id) == Counters(2, 9, 2)
@@ -110,7 +109,7 @@ async def test_a_publication_with_one_bad_part_stores_nothing(
     connection: Tx, workspace_id: WorkspaceId, broken: str
 ):
     """All or nothing: whichever table refuses, none keeps anything, and the counter stands."""
-    whole = make_publication(workspace_id, Content(), Content(), answer=make_answer())
+    whole = make_batch(workspace_id, Content(), Content(), answer=make_answer())
 
     with pytest.raises(asyncpg.PostgresError):
         await uploads.publish(connection, BROKEN[broken](whole))
@@ -133,7 +132,7 @@ async def test_a_publication_without_room_stores_nothing(
 ):
     files = [Content(bytes(10)), Content(bytes(10))]
 
-    seq = await uploads.publish(connection, make_publication(workspace_id, *files, quota=quota))
+    seq = await uploads.publish(connection, make_batch(workspace_id, *files, quota=quota))
 
     assert (seq is not None) == fits
     if not fits:
@@ -149,9 +148,9 @@ async def test_room_is_looked_for_after_the_wait(
     quota = Quota(15, 10)
     transaction = connection.transaction()
     await transaction.start()
-    first = make_publication(workspace_id, Content(bytes(10)), quota=quota)
+    first = make_batch(workspace_id, Content(bytes(10)), quota=quota)
     await uploads.publish(connection, first)
-    late = make_publication(workspace_id, Content(bytes(10)), quota=quota)
+    late = make_batch(workspace_id, Content(bytes(10)), quota=quota)
     publishing = asyncio.create_task(uploads.publish(second, late))
     await until_blocked(watcher, second)
 
@@ -163,7 +162,7 @@ async def test_room_is_looked_for_after_the_wait(
 
 
 async def test_an_unknown_workspace_gets_nothing(connection: Tx):
-    publication = make_publication(WorkspaceId(uuid4()))
+    publication = make_batch(WorkspaceId(uuid4()))
 
     assert await uploads.publish(connection, publication) is None
     assert await row_counts(connection) == NOTHING
@@ -174,7 +173,7 @@ async def test_an_unknown_workspace_gets_nothing(connection: Tx):
 
 async def test_a_key_that_was_used_stores_nothing_again(connection: Tx, workspace_id: WorkspaceId):
     await make_upload(connection, workspace_id, answer=make_answer(json='{"files": [1]}'))
-    again = make_publication(workspace_id, answer=make_answer(json='{"files": [2]}'))
+    again = make_batch(workspace_id, answer=make_answer(json='{"files": [2]}'))
 
     assert await uploads.publish(connection, again) is None
     assert (await row_counts(connection))["uploads"] == 1
@@ -187,7 +186,7 @@ async def test_a_key_belongs_to_one_workspace(connection: Tx, workspace_id: Work
     await make_upload(connection, workspace_id, answer=make_answer())
 
     assert await uploads.remembered(connection, other, "a key", now=NOW) is None
-    assert await uploads.publish(connection, make_publication(other, answer=make_answer())) == 1
+    assert await uploads.publish(connection, make_batch(other, answer=make_answer())) == 1
 
 
 async def test_a_key_whose_answer_has_expired_is_new_again(
@@ -198,7 +197,7 @@ async def test_a_key_whose_answer_has_expired_is_new_again(
     later = make_answer(json='{"files": [2]}', expires_at=NOW + DAY)
 
     forgotten = await uploads.remembered(connection, workspace_id, "a key", now=NOW)
-    seq = await uploads.publish(connection, make_publication(workspace_id, answer=later))
+    seq = await uploads.publish(connection, make_batch(workspace_id, answer=later))
 
     assert (forgotten, seq) == (None, 2)
     remembered = await uploads.remembered(connection, workspace_id, "a key", now=NOW)
@@ -213,8 +212,8 @@ async def test_of_two_requests_with_one_key_one_is_stored(
     second, watcher = await connections(), await connections()
     transaction = connection.transaction()
     await transaction.start()
-    await uploads.publish(connection, make_publication(workspace_id, answer=make_answer()))
-    repeated = make_publication(workspace_id, answer=make_answer())
+    await uploads.publish(connection, make_batch(workspace_id, answer=make_answer()))
+    repeated = make_batch(workspace_id, answer=make_answer())
     publishing = asyncio.create_task(uploads.publish(second, repeated))
     await until_blocked(watcher, second)
 
@@ -472,7 +471,7 @@ async def test_two_sweepers_share_the_work(
 
 
 async def test_many_sweepers_count_everything_once(
-    db_with_leaves: Database, connection: Tx, monkeypatch: pytest.MonkeyPatch
+    db_with_partitions: Database, connection: Tx, monkeypatch: pytest.MonkeyPatch
 ):
     """Workspaces and rows are mixed, so that sweepers meet at the same counters."""
     monkeypatch.setattr(uploads, "SWEEP_BATCH", 7)
@@ -486,7 +485,7 @@ async def test_many_sweepers_count_everything_once(
     async def sweep_all() -> Swept:
         swept = Swept()
         while True:
-            async with db_with_leaves.connection() as own:
+            async with db_with_partitions.connection() as own:
                 batch = await sweep(own, NOW)
             swept += batch
             if not batch.total:
@@ -563,18 +562,18 @@ async def test_an_acknowledgement_that_finds_the_sweep_at_work_finds_nothing(
 
 
 async def test_what_becomes_visible_is_synced_and_the_rest_is_not_waited_for(
-    db_with_leaves: Database,
+    db_with_partitions: Database,
 ):
     """The setting as it stands when the statement's transaction is about to commit."""
-    db = db_with_leaves
+    db = db_with_partitions
     async with db.connection() as connection:
         workspace_id = await make_workspace(connection)
         promise = make_reservation(workspace_id)
         file_id = await make_upload(connection, workspace_id)
         chunk_queries, feed_queries = sql.load("restante.delivery"), sql.load("restante.feed")
-        put = (make_publication(workspace_id).bucket, workspace_id, [new_file_id()], [0], [b"x"])
+        put = (make_batch(workspace_id).bucket, workspace_id, [new_file_id()], [0], [b"x"])
         statements = {
-            "publish": lambda: uploads.publish(connection, make_publication(workspace_id)),
+            "publish": lambda: uploads.publish(connection, make_batch(workspace_id)),
             "append": lambda: feed.append(connection, workspace_id, make_message(), now=NOW),
             "mark": lambda: feed.acknowledge(connection, workspace_id, 1),
             "put": lambda: connection.execute(chunk_queries.put_chunks, *put),
@@ -606,12 +605,12 @@ async def setting_after(connection: Any, run: Any) -> str:
 
 
 async def test_a_publication_flushes_the_chunks_that_were_written_ahead_of_it(
-    db_with_leaves: Database, workspace_id: WorkspaceId
+    db_with_partitions: Database, workspace_id: WorkspaceId
 ):
     """One flush of the log covers what was written ahead of it, so it is flushed up to its end."""
     content, chunks = Content(bytes(100)), sql.load("restante.delivery").put_chunks
-    publication = make_publication(workspace_id, content)
-    async with db_with_leaves.connection() as connection:
+    publication = make_batch(workspace_id, content)
+    async with db_with_partitions.connection() as connection:
         await connection.execute(
             chunks, publication.bucket, workspace_id, [content.id], [7], [bytes(1000)]
         )

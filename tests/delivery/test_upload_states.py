@@ -31,7 +31,7 @@ BEGINNING = (datetime.fromtimestamp(0, UTC), UUID(int=0))
 
 
 @pytest.fixture
-async def connection(db_with_leaves: Database, connections: Any) -> Any:
+async def connection(db_with_partitions: Database, connections: Any) -> Any:
     return await connections()
 
 

@@ -508,7 +508,7 @@ async def test_room_is_given_back(run_site: SiteFactory, connection: Any, way: s
             await caller.ack(file_id)
         else:
             later = datetime.now(UTC) + timedelta(days=2)
-            swept = await site.context.delivery.sweep(now=later)
+            swept = await site.state.delivery.sweep(now=later)
             assert (swept.acked, swept.expired) == (0, 1)
 
         waiting = "select waiting_bytes, waiting_files from feeds"
@@ -523,7 +523,7 @@ async def test_sweeping_what_was_acknowledged_gives_nothing_back_twice(
     await caller.ack(acked)
     later = datetime.now(UTC) + timedelta(hours=2)
 
-    swept = await caller.site.context.delivery.sweep(now=later)
+    swept = await caller.site.state.delivery.sweep(now=later)
 
     assert (swept.acked, swept.expired) == (1, 0)
     usage = await connection.fetchrow("select waiting_bytes, waiting_files from feeds")
@@ -576,7 +576,7 @@ async def test_what_a_killed_server_had_reserved_is_given_back(caller: Caller, c
         UUID(caller.id),
     )
 
-    forgotten = await caller.site.context.delivery.forget_expired(now=datetime.now(UTC))
+    forgotten = await caller.site.state.delivery.forget_expired(now=datetime.now(UTC))
 
     assert forgotten == 1
     await assert_nothing_stored(connection)

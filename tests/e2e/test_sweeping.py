@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientError, ClientSession
 from processes import Server
 from senders import MIB, File, Mailbox, Request, registered, session_with
-from sweeps import grow_older, leaf_names, make_old_feed, state_of
+from sweeps import grow_older, make_old_feed, partition_names, state_of
 from waiting import until
 
 from restante.database.partitions import CHUNKS, FEED
@@ -291,7 +291,7 @@ async def assert_nothing_is_left_over(connection: Any) -> None:
         attached = await connection.fetchval(
             "select count(*) from pg_inherits where inhparent = $1::text::regclass", table.name
         )
-        assert len(await leaf_names(connection, table)) == attached
+        assert len(await partition_names(connection, table)) == attached
 
 
 async def filled_leaves(connection: Any) -> set[str]:

@@ -154,7 +154,7 @@ async def refused(site: Site, path: str, way: str, **options: Any) -> tuple[int,
 async def append(caller: Caller, summary: str, body: bytes = b"{}", *, count: int = 1) -> None:
     row = NewActivity("test", summary, body)
     for _ in range(count):
-        await caller.site.context.feed.append(id_of(caller), row)
+        await caller.site.state.feed.append(id_of(caller), row)
 
 
 def id_of(caller: Caller) -> WorkspaceId:
@@ -177,7 +177,7 @@ async def gauge(site: Site, way: str) -> float:
 async def nobody_watches(site: Site) -> None:
     async def gone() -> bool:
         counts = [await gauge(site, way) for way in WAYS]
-        return counts == [0, 0] and not site.context.feed.wakeups._waiters
+        return counts == [0, 0] and not site.state.feed.wakeups._waiters
 
     await until(gone)
 
@@ -240,7 +240,7 @@ async def test_a_row_that_was_rolled_back_is_never_seen(
             new_activity_id(),
             id_of(workspace),
         )
-        site.context.feed.wakeups.grew(id_of(workspace))  # whoever looks now must see nothing
+        site.state.feed.wakeups.grew(id_of(workspace))  # whoever looks now must see nothing
         assert (await workspace.feed()) == []
         await transaction.rollback()
         await append(workspace, "committed")
@@ -405,7 +405,7 @@ async def test_a_trim_that_overtakes_a_watcher_ends_its_watch(
             "update feeds set last_seq = 9, trimmed_seq = 9 where workspace_id = $1",
             id_of(workspace),
         )
-        site.context.feed.wakeups.grew(id_of(workspace))
+        site.state.feed.wakeups.grew(id_of(workspace))
 
         assert await watcher.end() == (4410 if way == "ws" else None)
     await nobody_watches(site)
@@ -563,7 +563,7 @@ async def test_watchers_hold_no_connection_while_they_wait(run_site: SiteFactory
     async with run_site(pool_size=2) as site, AsyncExitStack() as stack:
         workspace = await registered(site)
         watchers = [await stack.enter_async_context(watch(workspace, way)) for way in WAYS * 15]
-        pool = site.context.feed._db._pool
+        pool = site.state.feed._db._pool
         await until(lambda: asyncio.sleep(0, pool.get_idle_size() == pool.get_size()))
         await append(workspace, "for everyone")
 
@@ -601,7 +601,7 @@ def names(logged: list[Any]) -> list[str]:
 
 
 async def is_watched_by(site: Site, count: int) -> bool:
-    return sum(map(len, site.context.feed.wakeups._waiters.values())) == count
+    return sum(map(len, site.state.feed.wakeups._waiters.values())) == count
 
 
 def connected_ports(site: Site) -> set[int]:
@@ -650,7 +650,7 @@ async def test_a_server_that_stops_ends_its_watches_in_good_order(
     site: Site, workspace: Caller, way: str
 ):
     async with watch(workspace, way) as watcher:
-        site.context.feed.wakeups.stop()
+        site.state.feed.wakeups.stop()
 
         assert await watcher.end() == (1001 if way == "ws" else None)
         await nobody_watches(site)
@@ -733,7 +733,7 @@ async def test_a_watch_outlives_an_absence_of_the_database(
     monkeypatch.setattr(Feed, "rows_after", rows_after)
     async with watch(workspace, way) as watcher:
         async with no_database(site, cluster):
-            site.context.feed.wakeups.grew(id_of(workspace))
+            site.state.feed.wakeups.grew(id_of(workspace))
             await until(lambda: asyncio.sleep(0, looked >= 3))
         await until(lambda: accepted(workspace, "after the storm"))
 

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from factories import make_message, make_services, make_workspace
-from sweeps import make_old_feed, make_sweeping
+from factories import make_message, make_parts, make_workspace
+from sweeps import make_old_feed, make_sweep
 
 from restante.database.pool import Database
 from restante.errors import CursorGone
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def reader(db_with_leaves: Database) -> Feed:
-    return Feed(db_with_leaves, make_services(db_with_leaves).wakeups)
+def reader(db_with_partitions: Database) -> Feed:
+    return Feed(db_with_partitions, make_parts(db_with_partitions).wakeups)
 
 
 @pytest.fixture
 def sweeping(db: Database) -> Sweeping:
-    return make_sweeping(db)
+    return make_sweep(db)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from factories import (
     NOW,
     Content,
     counters,
+    make_batch,
     make_message,
-    make_publication,
     make_workspace,
     until_blocked,
 )
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def workspace_id(db_with_leaves: Database) -> WorkspaceId:
-    async with db_with_leaves.connection() as connection:
+async def workspace_id(db_with_partitions: Database) -> WorkspaceId:
+    async with db_with_partitions.connection() as connection:
         return await make_workspace(connection)
 
 
@@ -89,7 +89,7 @@ async def test_files_and_messages_share_one_order(three: list[Any], workspace_id
     first, second, reader = three
     transaction = first.transaction()
     await transaction.start()
-    files = make_publication(workspace_id, Content(), Content(), Content())
+    files = make_batch(workspace_id, Content(), Content(), Content())
     assert await uploads.publish(first, files) == 3
     waiting = asyncio.create_task(append(second, workspace_id))
     await until_blocked(reader, second)
@@ -108,7 +108,7 @@ async def test_a_publication_that_waited_counts_on_from_what_it_waited_for(
     transaction = first.transaction()
     await transaction.start()
     await append(first, workspace_id)
-    files = make_publication(workspace_id, Content(name="a"), Content(name="b"))
+    files = make_batch(workspace_id, Content(name="a"), Content(name="b"))
     waiting = asyncio.create_task(uploads.publish(second, files))
     await until_blocked(reader, second)
 
@@ -132,17 +132,19 @@ async def test_one_workspace_does_not_wait_for_another(three: list[Any], workspa
             assert await append(second, other) == 1
 
 
-async def test_many_writers_leave_a_dense_feed(db_with_leaves: Database, workspace_id: WorkspaceId):
+async def test_many_writers_leave_a_dense_feed(
+    db_with_partitions: Database, workspace_id: WorkspaceId
+):
     async def write(number: int) -> int | None:
-        async with db_with_leaves.connection() as connection:
+        async with db_with_partitions.connection() as connection:
             if number % 2:
                 return await append(connection, workspace_id)
-            files = make_publication(workspace_id, Content(), Content())
+            files = make_batch(workspace_id, Content(), Content())
             return await uploads.publish(connection, files)
 
     last = await asyncio.gather(*(write(number) for number in range(60)))
 
-    async with db_with_leaves.connection() as reader:
+    async with db_with_partitions.connection() as reader:
         assert await seqs(reader, workspace_id) == list(range(1, 91))
         assert (await counters(reader, workspace_id)).last_seq == max(seq or 0 for seq in last)
 

@@ -433,7 +433,7 @@ async def waiting(caller: Caller, **query: Any) -> AsyncIterator["asyncio.Task[A
 
 
 def waiters(caller: Caller) -> int:
-    wakeups = caller.site.context.feed.wakeups
+    wakeups = caller.site.state.feed.wakeups
     return len(wakeups._waiters.get(WorkspaceId(UUID(caller.id)), ()))
 
 
@@ -572,7 +572,7 @@ async def test_nothing_is_announced_before_the_commit(caller: Caller, connection
 
 
 async def test_a_workspace_may_wait_a_hundred_times_at_once(caller: Caller):
-    wakeups = caller.site.context.feed.wakeups
+    wakeups = caller.site.state.feed.wakeups
     async with AsyncExitStack() as stack:
         for _ in range(100):
             await stack.enter_async_context(wakeups.waiting(WorkspaceId(UUID(caller.id))))

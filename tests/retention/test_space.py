@@ -19,7 +19,8 @@ from factories import (
     make_workspace,
     until_blocked,
 )
-from sweeps import leaf_names, locked, make_leaf, make_old
+from restante.retention.account import Lag, States, TableSpace
+from sweeps import locked, make_old, make_partition, partition_names
 
 from restante.database import partitions as leaves
 from restante.database.partitions import CHUNKS, FEED
@@ -29,14 +30,13 @@ from restante.feed import store as feed
 from restante.ids import WorkspaceId
 from restante.retention import space_store as space
 from restante.retention import store as retention
-from restante.retention.account import Lag, States, TableSpace
 from restante.retention.space import SpaceAccount
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def connection(db_with_leaves: Database, connections: Any) -> Any:
+async def connection(db_with_partitions: Database, connections: Any) -> Any:
     connection = await connections()
     await connection.execute("set timezone = 'UTC'; set datestyle = 'ISO'")
     return connection
@@ -48,8 +48,8 @@ async def workspace_id(connection: Any) -> WorkspaceId:
 
 
 @pytest.fixture
-def account(db_with_leaves: Database) -> SpaceAccount:
-    return SpaceAccount(db_with_leaves)
+def account(db_with_partitions: Database) -> SpaceAccount:
+    return SpaceAccount(db_with_partitions)
 
 
 async def table(account: SpaceAccount, name: str) -> TableSpace:
@@ -80,12 +80,12 @@ async def test_leaves_are_part_of_their_table(
     account: SpaceAccount, connection: Any, workspace_id: WorkspaceId
 ):
     before = await table(account, "chunks")
-    leaf = await make_leaf(connection, CHUNKS)
+    leaf = await make_partition(connection, CHUNKS)
     await make_old(connection, workspace_id, 4, data=os.urandom(256 * 1024))
 
     after = await table(account, "chunks")
 
-    assert after.leaves == before.leaves + 1 == len(await leaf_names(connection, CHUNKS))
+    assert after.leaves == before.leaves + 1 == len(await partition_names(connection, CHUNKS))
     size = await connection.fetchval("select pg_total_relation_size($1::text::regclass)", leaf)
     assert after.bytes == before.bytes + size
     assert size > 4 * 256 * 1024
@@ -95,7 +95,7 @@ async def test_what_is_left_over_of_a_leaf_still_counts_for_its_table(
     account: SpaceAccount, connection: Any
 ):
     """It takes space until it is dropped, and its name must not become a label."""
-    leaf = await make_leaf(connection, FEED)
+    leaf = await make_partition(connection, FEED)
     before = await table(account, "feed")
     await retention.detach(connection, "feed", leaf)
 
@@ -363,11 +363,11 @@ async def test_past_leaves_give_no_lead(connection: Any):
 # All of it
 
 
-async def test_a_look_reads_only_and_a_sample_remembers_the_total(db_with_leaves: Database):
-    account = SpaceAccount(db_with_leaves)
+async def test_a_look_reads_only_and_a_sample_remembers_the_total(db_with_partitions: Database):
+    account = SpaceAccount(db_with_partitions)
 
     seen = await account.look()
-    async with db_with_leaves.connection() as connection:
+    async with db_with_partitions.connection() as connection:
         after_the_look = await connection.fetchval("select count(*) from space_samples")
         sampled = await account.sample()
         kept = await connection.fetchval("select bytes from space_samples")
@@ -379,22 +379,22 @@ async def test_a_look_reads_only_and_a_sample_remembers_the_total(db_with_leaves
 
 
 async def test_a_look_shows_each_leaf_and_of_a_bucket_what_lives_in_it(
-    db_with_leaves: Database, connection: Any, workspace_id: WorkspaceId
+    db_with_partitions: Database, connection: Any, workspace_id: WorkspaceId
 ):
     """Whatever was acknowledged counts as live until it is deleted, for its bytes have to stay."""
-    leaf = await make_leaf(connection, CHUNKS)
+    leaf = await make_partition(connection, CHUNKS)
     acked, *_ = await make_old(connection, workspace_id, 4, data=os.urandom(200_000))
     await uploads.acknowledge(connection, workspace_id, acked, now=NOW)
     await connection.execute("delete from uploads where ctid = (select max(ctid) from uploads)")
 
-    seen = (await SpaceAccount(db_with_leaves).look()).leaves
+    seen = (await SpaceAccount(db_with_partitions).look()).leaves
 
     largest = seen[0]
     assert (largest.name, largest.live_bytes) == (leaf, 3 * 200_000)
     assert largest.dead_bytes == largest.bytes - 3 * 200_000 > 200_000
     assert {one.name for one in seen} == {
-        *await leaf_names(connection, CHUNKS),
-        *await leaf_names(connection, FEED),
+        *await partition_names(connection, CHUNKS),
+        *await partition_names(connection, FEED),
     }
     assert {one.live_bytes for one in seen if one.name.startswith("feed")} == {None}
 
@@ -402,7 +402,7 @@ async def test_a_look_shows_each_leaf_and_of_a_bucket_what_lives_in_it(
 async def test_a_look_does_not_wait_for_a_leaf_that_somebody_has_locked(
     account: SpaceAccount, connection: Any, connections: Any
 ):
-    leaf = await make_leaf(connection, CHUNKS)
+    leaf = await make_partition(connection, CHUNKS)
     async with locked(await connections(), leaf, "access exclusive"), asyncio.timeout(2):
         seen = await account.look()
 
@@ -411,11 +411,11 @@ async def test_a_look_does_not_wait_for_a_leaf_that_somebody_has_locked(
 
 
 async def test_a_look_does_not_wait_for_a_leaf_that_is_being_taken_away(
-    db_with_leaves: Database, connection: Any, connections: Any
+    db_with_partitions: Database, connection: Any, connections: Any
 ):
     """Who finishes a detach waits for all that began before; it must not wait for us for ever."""
     finisher, reader = await connections(), await connections()
-    leaf = await make_leaf(connection, CHUNKS)
+    leaf = await make_partition(connection, CHUNKS)
     await connection.execute("set lock_timeout = 50")
     async with locked(reader, "only chunks"):
         with pytest.raises(asyncpg.LockNotAvailableError):
@@ -424,7 +424,7 @@ async def test_a_look_does_not_wait_for_a_leaf_that_is_being_taken_away(
         await until_blocked(connection, finisher)
 
         async with asyncio.timeout(5):
-            seen = await SpaceAccount(db_with_leaves).look()
+            seen = await SpaceAccount(db_with_partitions).look()
     await finishing
 
     assert leaf not in {one.name for one in seen.leaves}

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 from factories import DAY, HOUR, NOW, ROOMY, Content, make_reservation, make_upload, make_workspace
-from sweeps import PAST, leaf_names, locked, make_leaf, make_old, state_of
+from sweeps import PAST, locked, make_old, make_partition, partition_names, state_of
 
 from restante.database import partitions as leaves
 from restante.database.partitions import CHUNKS, FEED
@@ -33,7 +33,7 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-async def connection(db_with_leaves: Database, connections: Any) -> Any:
+async def connection(db_with_partitions: Database, connections: Any) -> Any:
     connection = await connections()
     await connection.execute("set timezone = 'UTC'; set datestyle = 'ISO'")
     return connection
@@ -42,7 +42,7 @@ async def connection(db_with_leaves: Database, connections: Any) -> Any:
 @pytest.fixture
 async def bucket(connection: Tx) -> Leaf:
     """A bucket whose time is over."""
-    name = await make_leaf(connection, CHUNKS)
+    name = await make_partition(connection, CHUNKS)
     return next(leaf for leaf in await leaves.all_leaves(connection) if leaf.name == name)
 
 
@@ -59,8 +59,8 @@ async def contents(connection: Tx, bucket: Leaf, *, limit: int = 100) -> Leaf:
 
 
 async def test_every_leaf_is_listed_with_its_span_and_its_state(connection: Tx, bucket: Leaf):
-    sealed = await make_leaf(connection, CHUNKS, PAST + HOUR)
-    detached = await make_leaf(connection, FEED, PAST + HOUR)
+    sealed = await make_partition(connection, CHUNKS, PAST + HOUR)
+    detached = await make_partition(connection, FEED, PAST + HOUR)
     await retention.seal(connection, sealed)
     await retention.detach(connection, "feed", detached)
 
@@ -70,7 +70,9 @@ async def test_every_leaf_is_listed_with_its_span_and_its_state(connection: Tx, 
     assert (found[bucket.name].table, found[bucket.name].state) == ("chunks", LeafState.ATTACHED)
     assert found[sealed].state is LeafState.SEALED
     assert found[detached] == Leaf("feed", detached, LeafState.DETACHED, 0, None)
-    assert set(found) == await leaf_names(connection, CHUNKS) | await leaf_names(connection, FEED)
+    assert set(found) == await partition_names(connection, CHUNKS) | await partition_names(
+        connection, FEED
+    )
 
 
 async def test_a_table_that_only_looks_like_ours_is_left_alone(connection: Tx, bucket: Leaf):
@@ -162,7 +164,7 @@ async def test_more_than_the_limit_is_not_counted(
 
 async def test_each_bucket_is_told_apart(connection: Tx, bucket: Leaf, workspace_id: WorkspaceId):
     """The first moment of the next bucket is not in this one; one without anything is empty."""
-    names = [await make_leaf(connection, CHUNKS, PAST + n * HOUR) for n in (1, 2)]
+    names = [await make_partition(connection, CHUNKS, PAST + n * HOUR) for n in (1, 2)]
     await make_old(connection, workspace_id, 1, data=b"x", bucket=PAST + HOUR)
     await make_old(
         connection, workspace_id, 2, data=b"x", bucket=PAST + HOUR - timedelta(seconds=1)
@@ -205,7 +207,7 @@ async def test_a_leaf_that_somebody_has_locked_is_marked_and_hardly_waited_for(
     connection: Any, bucket: Leaf, connections: Any
 ):
     """Neither for its bounds nor for its size; the others are measured all the same."""
-    other = await make_leaf(connection, CHUNKS, PAST + HOUR)
+    other = await make_partition(connection, CHUNKS, PAST + HOUR)
     async with locked(await connections(), bucket.name, "access exclusive"), asyncio.timeout(1):
         found = await leaves.all_leaves(connection)
         measured = {leaf.name: leaf for leaf in await retention.with_sizes(connection, found)}
@@ -277,7 +279,7 @@ async def many(connection: Any) -> Any:
 
 async def make_generated(connection: Any, count: int) -> None:
     for hour in range(24):
-        await make_leaf(connection, CHUNKS, PAST + hour * HOUR)
+        await make_partition(connection, CHUNKS, PAST + hour * HOUR)
     await connection.execute("alter table uploads set (autovacuum_enabled = off)")
     await connection.execute(
         "insert into uploads"

@@ -25,8 +25,8 @@ from factories import (
     Counters,
     counters,
     make_message,
+    make_parts,
     make_reservation,
-    make_services,
     make_upload,
     make_workspace,
 )
@@ -37,12 +37,12 @@ from sweeps import (
     WRITER_STALL_SECONDS,
     Tally,
     expire,
-    leaf_names,
     locked,
-    make_leaf,
     make_old,
     make_old_feed,
-    make_sweeping,
+    make_partition,
+    make_sweep,
+    partition_names,
     put_back_acks,
     state_of,
 )
@@ -71,11 +71,11 @@ BUCKET = f"chunks_{PAST:%Y%m%d_%H%M%S}"
 
 
 @pytest.fixture
-async def db(db_with_leaves: Database) -> Database:
+async def db(db_with_partitions: Database) -> Database:
     """One bucket whose time is over, and those around the clock."""
-    async with db_with_leaves.connection() as connection:
-        await make_leaf(connection, CHUNKS)
-    return db_with_leaves
+    async with db_with_partitions.connection() as connection:
+        await make_partition(connection, CHUNKS)
+    return db_with_partitions
 
 
 @pytest.fixture
@@ -90,12 +90,12 @@ async def workspace_id(connection: Any) -> WorkspaceId:
 
 @pytest.fixture
 def sweeping(db: Database) -> Sweeping:
-    return make_sweeping(db)
+    return make_sweep(db)
 
 
 @pytest.fixture
 def delivery(db: Database) -> Delivery:
-    return make_services(db).delivery
+    return make_parts(db).delivery
 
 
 def kinds(report: Report) -> list[Kind]:
@@ -159,7 +159,7 @@ async def test_without_a_retention_the_acknowledged_go_at_once(
     """A negative one counts as none; those that wait stay."""
     acked, waiting = await make_old(connection, workspace_id, 2)
     await uploads.acknowledge(connection, workspace_id, acked, now=datetime.now(UTC))
-    sweeping = make_sweeping(db, ack_retention=timedelta(seconds=retention_seconds))
+    sweeping = make_sweep(db, ack_retention=timedelta(seconds=retention_seconds))
 
     report = await sweeping.sweep()
 
@@ -254,12 +254,12 @@ async def test_a_pass_whose_time_is_over_leaves_the_rest_for_the_next(
     await expire(connection)
     tally = Tally()
 
-    report = await make_sweeping(db, budget_seconds=0).one_pass(tally)
+    report = await make_sweep(db, budget_seconds=0).one_pass(tally)
 
     assert tally == Tally(expired=2, left=2)
     assert set(postponed(report)) == {Kind.DELETE_UPLOADS, Kind.DROP_BUCKET}
     assert "time" in postponed(report)[Kind.DELETE_UPLOADS]
-    assert (await make_sweeping(db).sweep()).swept == Swept(expired=3)
+    assert (await make_sweep(db).sweep()).swept == Swept(expired=3)
 
 
 # Several at once, and clients in the way
@@ -269,19 +269,19 @@ async def test_two_sweepers_at_once_delete_and_drop_everything_once(
     db: Database, connection: Any, workspace_id: WorkspaceId, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(uploads, "SWEEP_BATCH", 3)
-    attached = await leaf_names(connection, CHUNKS) - {BUCKET}
+    attached = await partition_names(connection, CHUNKS) - {BUCKET}
     for hour in range(1, 4):
-        await make_leaf(connection, CHUNKS, PAST + hour * HOUR)
+        await make_partition(connection, CHUNKS, PAST + hour * HOUR)
         await make_old(connection, workspace_id, 10, data=b"x", bucket=PAST + hour * HOUR)
     await expire(connection)
     tally = Tally()
-    sweepers = [make_sweeping(db) for _ in range(3)]
+    sweepers = [make_sweep(db) for _ in range(3)]
 
     await asyncio.gather(*(sweeper.one_pass(tally) for sweeper in sweepers))
     await asyncio.gather(*(sweeper.one_pass(tally) for sweeper in sweepers))
 
     assert (tally.expired, tally.failed) == (30, 0)
-    assert await leaf_names(connection, CHUNKS) == attached
+    assert await partition_names(connection, CHUNKS) == attached
     assert await counters(connection, workspace_id) == Counters(30, 0, 0)
 
 
@@ -294,7 +294,7 @@ async def test_what_another_server_has_done_since_the_look_is_not_done_again(
     @asynccontextmanager
     async def after_another(*arguments: Any) -> AsyncIterator[bool]:
         monkeypatch.undo()
-        await make_sweeping(db).sweep()
+        await make_sweep(db).sweep()
         async with held_if_free(*arguments) as is_ours:
             yield is_ours
 
@@ -341,7 +341,7 @@ async def test_a_row_that_a_client_holds_keeps_its_bucket_and_nothing_else(
 ):
     client = await connections()
     held, _ = await make_old(connection, workspace_id, 2)
-    await make_leaf(connection, CHUNKS, PAST + HOUR)
+    await make_partition(connection, CHUNKS, PAST + HOUR)
     await make_old(connection, workspace_id, bucket=PAST + HOUR)
     await expire(connection)
     lock = client.transaction()
@@ -419,7 +419,9 @@ async def test_one_offline_workspace_does_not_pin_an_hour_of_everybodys_files(
 
 
 async def size_of_all(connection: Any) -> int:
-    return sum([await size_of(connection, leaf) for leaf in await leaf_names(connection, CHUNKS)])
+    return sum(
+        [await size_of(connection, leaf) for leaf in await partition_names(connection, CHUNKS)]
+    )
 
 
 async def test_what_came_back_is_what_the_filesystem_sees(
@@ -504,7 +506,7 @@ async def test_a_bucket_that_becomes_mostly_dead_before_its_time_is_over_is_not_
     (live, *dead) = await make_old(connection, workspace_id, 10, bucket=bucket_of(NOW))
     await expire(connection, *dead)
     first, second = await sweeping.one_pass(Tally()), await sweeping.one_pass(Tally())
-    leaf = await make_leaf(connection, CHUNKS, PAST + HOUR)
+    leaf = await make_partition(connection, CHUNKS, PAST + HOUR)
     await connection.execute("update chunks set bucket = $1 where bucket > $1", PAST + HOUR)
     await connection.execute("update uploads set bucket = $1 where bucket > $1", PAST + HOUR)
 
@@ -603,7 +605,7 @@ async def test_an_upload_whose_bucket_went_is_refused_and_not_half_stored(
     db: Database, sweeping: Sweeping, connection: Any, workspace_id: WorkspaceId
 ):
     """Its bytes were written ahead, its room was taken back, and nothing kept the bucket."""
-    staging = make_services(db).staging
+    staging = make_parts(db).staging
     async with staging.intake(workspace_id, 2 * MIB) as intake:
         await intake.begin_file("a.txt", "")
         await intake.write(bytes(2 * MIB))
@@ -670,7 +672,7 @@ async def test_a_publication_that_is_committing_keeps_its_bucket(
 
     report = await sweeping.sweep()
     await committing.commit()
-    delivery = make_services(sweeping._db).delivery
+    delivery = make_parts(sweeping._db).delivery
 
     assert Kind.DROP_BUCKET not in kinds(report)
     assert await content_of(delivery, workspace_id, content.id) == content.data
@@ -680,7 +682,7 @@ async def test_the_bucket_of_a_slow_upload_is_chosen_when_its_first_bytes_are_st
     db: Database, workspace_id: WorkspaceId, connection: Any
 ):
     """Until then nothing keeps the bucket of the moment when the request came."""
-    staging = make_services(db).staging
+    staging = make_parts(db).staging
     async with staging.intake(workspace_id, 2 * MIB) as intake:
         await intake.begin_file("a.txt", "")
         intake.bucket = PAST
@@ -715,7 +717,7 @@ async def ids(old_feed: str, connection: Any, workspace_id: WorkspaceId) -> list
 
 @pytest.fixture
 def reader(db: Database) -> Feed:
-    return Feed(db, make_services(db).wakeups)
+    return Feed(db, make_parts(db).wakeups)
 
 
 async def test_a_trim_raises_the_mark_and_takes_the_rows(
@@ -902,11 +904,11 @@ async def test_a_bucket_whose_sweep_was_interrupted_is_finished_by_the_next(
     with monkeypatch.context() as patched:
         patch_after(patched, step, raises=Interrupted)
         with pytest.raises(Interrupted):
-            await make_sweeping(db).one_pass(tally)
+            await make_sweep(db).one_pass(tally)
     found = await state_of(connection, BUCKET)
     between = [await content_of(delivery, workspace_id, file_id) for file_id in live]
 
-    await make_sweeping(db).one_pass(tally)
+    await make_sweep(db).one_pass(tally)
 
     assert (found, tally.failed) == (state, 1)
     assert await state_of(connection, BUCKET) == "gone"
@@ -929,14 +931,14 @@ async def test_a_trim_that_was_interrupted_is_finished_by_the_next(
     state: str,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    await make_sweeping(db, feed_retention=timedelta(days=999)).sweep()
+    await make_sweep(db, feed_retention=timedelta(days=999)).sweep()
     with monkeypatch.context() as patched:
         patch_after(patched, step, raises=Interrupted)
         with pytest.raises(Interrupted):
-            await make_sweeping(db).sweep()
+            await make_sweep(db).sweep()
     found = await state_of(connection, old_feed)
 
-    await make_sweeping(db).sweep()
+    await make_sweep(db).sweep()
 
     assert (found, await state_of(connection, old_feed)) == (state, "gone")
     marks = await feed.marks(connection, workspace_id)
@@ -1113,7 +1115,7 @@ async def test_a_leaf_that_somebody_has_locked_keeps_no_plan_and_no_pass_waiting
     sweeping: Sweeping, connection: Any, connections: Any, workspace_id: WorkspaceId
 ):
     """Its size is not to be had; everything else is planned and done, and it goes next time."""
-    free = await make_leaf(connection, CHUNKS, PAST + HOUR)
+    free = await make_partition(connection, CHUNKS, PAST + HOUR)
     async with locked(await connections(), BUCKET, "access exclusive"):
         began = time.monotonic()
         plan = await sweeping.plan()
@@ -1137,7 +1139,7 @@ async def test_a_detach_that_is_stuck_does_not_fail_the_other_buckets(
     """Postgres detaches one leaf of a table at a time; the others wait for the next pass."""
     holder = await connections()
     for hour in range(1, 4):
-        await make_leaf(connection, CHUNKS, PAST + hour * HOUR)
+        await make_partition(connection, CHUNKS, PAST + hour * HOUR)
     tally = Tally()
     async with locked(holder, "only chunks"):
         began = time.monotonic()
@@ -1150,7 +1152,7 @@ async def test_a_detach_that_is_stuck_does_not_fail_the_other_buckets(
     assert (tally.failed, tally.left) == (0, 8)
     assert took < 4 * GIVES_UP_SECONDS
     assert kinds(report) == [Kind.FINISH_DETACH, *[Kind.DROP_BUCKET] * 3]
-    assert len(await leaf_names(connection, CHUNKS)) == len(
+    assert len(await partition_names(connection, CHUNKS)) == len(
         await connection.fetch("select from pg_inherits where inhparent = 'chunks'::regclass")
     )
 
@@ -1196,7 +1198,7 @@ async def test_a_connection_goes_back_as_it_came(db: Database, connection: Any, 
     """It waits for locks as long as any other; nobody after the sweep gives up early."""
     holder = await connections()
     async with locked(holder, BUCKET):
-        await make_sweeping(db).sweep()
+        await make_sweep(db).sweep()
 
     async with db.connection() as one, db.connection() as other:
         for each in (one, other):
@@ -1217,7 +1219,7 @@ async def test_a_dry_run_shows_the_steps_that_the_next_pass_carries_out(
     """Every kind of step, in one order: rows, leftovers, the feed, buckets that go and stay."""
     starts = [PAST + hour * HOUR for hour in range(1, 6)]
     moved, held, detaching, detached, empty = [
-        await make_leaf(connection, CHUNKS, start) for start in starts
+        await make_partition(connection, CHUNKS, start) for start in starts
     ]
     await make_old(connection, workspace_id, bucket=PAST)
     await expire(connection)

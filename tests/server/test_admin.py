@@ -16,10 +16,10 @@ from sweeps import (
     PAST,
     expire,
     grow_older,
-    leaf_names,
     locked,
-    make_leaf,
     make_old_feed,
+    make_partition,
+    partition_names,
     put_back_acks,
 )
 from waiting import until
@@ -94,7 +94,7 @@ async def test_the_plan_says_what_the_sweep_then_does(caller: Caller, connection
     assert (report["acked"], report["expired"], report["postponed"]) == (1, 2, [])
     assert report["bytes_back"] == plan["bytes_to_come_back"]
     assert (await asked(caller.site, "GET", PLAN))["steps"] == []
-    assert bucket["leaf"] not in await leaf_names(connection, CHUNKS)
+    assert bucket["leaf"] not in await partition_names(connection, CHUNKS)
 
 
 async def test_the_plan_names_who_holds_space_since_when_and_until_when(
@@ -162,7 +162,7 @@ async def test_the_status_shows_tables_uploads_and_workspaces(caller: Caller, co
     assert status["live_bytes"] == 3000
     assert status["total_bytes"] == sum(table["bytes"] for table in status["tables"])
     chunks = next(table for table in status["tables"] if table["name"] == "chunks")
-    assert chunks["leaves"] == len(await leaf_names(connection, CHUNKS))
+    assert chunks["leaves"] == len(await partition_names(connection, CHUNKS))
     assert status["dead_bytes"] == max(chunks["bytes"] - 3000, 0)
     assert status["lags"] == [{"workspace_id": caller.id, "behind": 2}]
     assert min(status["lead_seconds"].values()) > 3600
@@ -272,7 +272,7 @@ async def test_workspaces_in_the_metrics_are_few(site: Site):
     for _ in range(25):
         await (await registered(site)).staged()
 
-    site.context.metrics.saw_space(await site.context.space.look())
+    site.state.metrics.saw_space(await site.state.space.look())
 
     named = {key[2] for key in await metrics(site) if key[0] == "molecule_workspace_uploads"}
     assert len(named) == 20
@@ -295,7 +295,7 @@ async def test_a_cursor_below_a_trimmed_leaf_is_told_and_one_above_goes_on(
         assert [step["leaf"] for step in report["done"]] == [leaf]
         answers = [await caller.read_feed(since_id=row_id) for row_id in ids]
         whole = await caller.read_feed()
-    assert leaf not in await leaf_names(connection, FEED)
+    assert leaf not in await partition_names(connection, FEED)
     assert [answer.status for answer in answers] == [410, 410, 410, 200, 200]
     assert [row["seq"] for row in answers[3].json] == [5]
     assert [row["seq"] for row in whole.json] == [5, 4]
@@ -386,7 +386,7 @@ def is_a_fetch(key: tuple[str, ...]) -> bool:
 
 async def make_mostly_dead(connection: Any, bucket: datetime) -> str:
     """Put all files, in one commit, into a bucket of long ago that is four fifths dead."""
-    leaf = await make_leaf(connection, CHUNKS, bucket)
+    leaf = await make_partition(connection, CHUNKS, bucket)
     async with connection.transaction():
         await connection.execute(
             f"insert into {leaf} select $1, chunks.workspace_id,"

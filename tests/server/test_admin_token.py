@@ -12,14 +12,14 @@ from restante.server import admin_token
 
 def test_concurrent_processes_get_the_same_token(tmp_path: Path):
     with ThreadPoolExecutor(16) as pool:
-        tokens = set(pool.map(admin_token.kept_in, [tmp_path] * 64))
+        tokens = set(pool.map(admin_token.stored_in, [tmp_path] * 64))
 
     assert len(tokens) == 1
     assert [each.name for each in tmp_path.iterdir()] == [admin_token.FILE_NAME]
 
 
 def test_only_the_owner_can_read_the_token(tmp_path: Path):
-    admin_token.kept_in(tmp_path)
+    admin_token.stored_in(tmp_path)
 
     file = tmp_path / admin_token.FILE_NAME
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -29,7 +29,7 @@ def test_two_directories_have_different_tokens(tmp_path: Path):
     tokens: list[str] = []
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-        tokens.append(admin_token.kept_in(tmp_path / name))
+        tokens.append(admin_token.stored_in(tmp_path / name))
 
     assert tokens[0] != tokens[1]
     assert min(map(len, tokens)) >= 32
@@ -37,7 +37,7 @@ def test_two_directories_have_different_tokens(tmp_path: Path):
 
 def test_a_missing_directory_is_an_error_that_names_it(tmp_path: Path):
     with pytest.raises(DataDirectoryUnusable, match=r"admin token cannot be kept in .*admin-token"):
-        admin_token.kept_in(tmp_path / "missing")
+        admin_token.stored_in(tmp_path / "missing")
 
 
 def test_an_empty_file_is_not_a_token(tmp_path: Path):
@@ -45,4 +45,4 @@ def test_an_empty_file_is_not_a_token(tmp_path: Path):
     (tmp_path / admin_token.FILE_NAME).write_text("\n")
 
     with pytest.raises(DataDirectoryUnusable, match="is empty"):
-        admin_token.kept_in(tmp_path)
+        admin_token.stored_in(tmp_path)

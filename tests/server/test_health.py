@@ -112,7 +112,7 @@ async def test_probes_are_answered_while_background_work_runs(site: Site):
             await asyncio.sleep(0)
 
     loop = Loop("busy", busy, interval_seconds=3600, deadline_seconds=3600)
-    async with Loops([loop], site.context.metrics.loops):
+    async with Loops([loop], site.state.metrics.loops):
         await working.wait()
 
         assert await get(site, "/health") == (200, {"status": "alive"})

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import structlog
 from factories import DAY, make_message, make_workspace, until_blocked
-from sweeps import make_leaf, put_back_rows
+from restante.workspaces.phantom_store import Reset
+from sweeps import make_partition, put_back_rows
 
 from restante.database.partitions import FEED
 from restante.database.pool import Database, Tx
@@ -15,7 +16,6 @@ from restante.feed import store as feed
 from restante.ids import WorkspaceId
 from restante.workspaces import phantom_store as phantoms
 from restante.workspaces import store as workspaces
-from restante.workspaces.phantom_store import Reset
 from restante.workspaces.phantoms import Phantoms
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +24,7 @@ STALE = timedelta(minutes=10)
 
 
 @pytest.fixture
-async def connection(db_with_leaves: Database, connections: Any) -> Any:
+async def connection(db_with_partitions: Database, connections: Any) -> Any:
     return await connections()
 
 
@@ -75,7 +75,7 @@ async def test_a_recent_row_in_the_feed_shows_that_it_is_there(
 ):
     now = datetime.now(UTC)
     covered = now.replace(minute=0, second=0, microsecond=0) - 2 * DAY
-    await make_leaf(
+    await make_partition(
         connection, FEED, covered, now.replace(minute=0, second=0, microsecond=0) - covered
     )
     workspace_id = await make_busy(connection)
@@ -137,12 +137,14 @@ async def test_a_heartbeat_that_comes_after_the_reset_stays(connection: Any, con
 
 
 async def test_many_passes_at_once_reset_count_and_log_each_once(
-    db_with_leaves: Database, connection: Any, monkeypatch: pytest.MonkeyPatch
+    db_with_partitions: Database, connection: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(phantoms, "BATCH", 3)
     busy = {str(await make_busy(connection)) for _ in range(10)}
     counted: list[float] = []
-    passes = [Phantoms(db_with_leaves, stale=STALE, count=counted.append).reset() for _ in range(4)]
+    passes = [
+        Phantoms(db_with_partitions, stale=STALE, count=counted.append).reset() for _ in range(4)
+    ]
 
     with structlog.testing.capture_logs() as logged:
         await asyncio.gather(*passes)

@@ -11,8 +11,8 @@ from factories import (
     NOW,
     Counters,
     counters,
+    make_batch,
     make_message,
-    make_publication,
     make_workspace,
 )
 
@@ -94,11 +94,11 @@ async def test_a_removed_workspace_has_no_token_and_cannot_be_changed(tx: Tx):
     assert not await workspaces.set_token(tx, workspace_id, hash_of("new"))
 
 
-async def test_what_waits_outlives_its_workspace_and_meets_it_again(db_with_leaves: Database):
+async def test_what_waits_outlives_its_workspace_and_meets_it_again(db_with_partitions: Database):
     """A removal deletes no upload; who comes back under the same id finds its feed going on."""
-    async with db_with_leaves.connection() as connection:
+    async with db_with_partitions.connection() as connection:
         workspace_id = await make_workspace(connection)
-        publication = make_publication(workspace_id)
+        publication = make_batch(workspace_id)
         await uploads.publish(connection, publication)
         await workspaces.remove(connection, workspace_id)
         waiting = await counters(connection, workspace_id)
@@ -137,13 +137,13 @@ async def test_a_removed_workspace_is_forgotten_when_nothing_of_it_is_left(tx: T
 
 @pytest.mark.parametrize("kept", ["file", "row", "promise"])
 async def test_a_removed_workspace_stays_while_anything_of_it_is_kept(
-    db_with_leaves: Database, kept: str
+    db_with_partitions: Database, kept: str
 ):
     """Who comes back has to meet what waited."""
-    async with db_with_leaves.connection() as connection:
+    async with db_with_partitions.connection() as connection:
         workspace_id = await make_workspace(connection)
         if kept == "file":
-            await uploads.publish(connection, make_publication(workspace_id))
+            await uploads.publish(connection, make_batch(workspace_id))
             await connection.execute("update feeds set trimmed_seq = last_seq")
         elif kept == "row":
             await feed.append(connection, workspace_id, make_message(), now=NOW)
@@ -201,13 +201,13 @@ async def test_changes_are_kept(tx: Tx):
 
 
 async def test_a_heartbeat_does_not_wait_for_an_upload_that_is_committing(
-    db_with_leaves: Database, connections: Any
+    db_with_partitions: Database, connections: Any
 ):
     """Signs of life and deliveries touch different rows."""
     sender, workspace = await connections(), await connections()
     workspace_id = await make_workspace(sender)
     async with sender.transaction():
-        await uploads.publish(sender, make_publication(workspace_id))
+        await uploads.publish(sender, make_batch(workspace_id))
 
         async with asyncio.timeout(5):
             await workspaces.heartbeat(workspace, workspace_id, 3, "reading")
