@@ -1,22 +1,34 @@
-"""Names, types, buckets and fingerprints of uploads."""
+"""Names, types, buckets, chunks, fingerprints and quotas of uploads."""
 
+import hashlib
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from restante.delivery.rules import (
-    NewUpload,
-    Swept,
+    CHUNK_BYTES,
+    Chunk,
+    IncomingFile,
+    Pace,
+    Quota,
+    Usage,
     bucket_of,
     clean_mimetype,
     clean_name,
     fingerprint,
+    quota_too_small,
+    server_full,
     time_allowed,
+    workspace_full,
 )
-from restante.ids import new_file_id
+from restante.errors import RestanteError
+
+Refuse: TypeAlias = Callable[..., RestanteError]
 
 CLEAN = re.compile(r"[A-Za-z0-9._-]{1,100}")
 BARE = re.compile(r"[!-.0-~]+/[!-.0-~]+")
@@ -120,22 +132,51 @@ moments = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.
 
 
 @given(moments, moments)
-def test_bytes_are_kept_under_the_second_they_came_in(one: datetime, other: datetime):
-    """So they fall into the bucket of their time, whatever its width."""
+def test_bytes_are_stored_under_the_second_in_which_they_arrive(one: datetime, other: datetime):
+    """So they fall into the bucket that covers it, whatever the width of buckets."""
     first, second = sorted((one, other))
 
     assert bucket_of(first) <= first < bucket_of(first) + timedelta(seconds=1)
     assert bucket_of(first) <= bucket_of(second)
 
 
-def upload(
+# Chunks
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 3 * CHUNK_BYTES), max_size=4))
+@example([CHUNK_BYTES])
+@example([CHUNK_BYTES - 1, 2])
+@example([2 * CHUNK_BYTES, 1])
+def test_a_file_is_cut_into_full_chunks_and_a_last_one(sizes: list[int]):
+    """In order, without a gap, and with the hash of the whole."""
+    file, chunks = IncomingFile("a.bin", ""), list[Chunk]()
+    pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
+
+    for piece in pieces:
+        chunks += file.add(piece)
+    chunks += file.end()
+
+    content = b"".join(pieces)
+    assert b"".join(chunk.bytes for chunk in chunks) == content
+    assert all(len(chunk.bytes) == CHUNK_BYTES for chunk in chunks[:-1])
+    assert all(0 < len(chunk.bytes) <= CHUNK_BYTES for chunk in chunks)
+    assert [chunk.seq for chunk in chunks] == list(range(len(chunks)))
+    assert {chunk.file_id for chunk in chunks} <= {file.file_id}
+    assert file.sha256 == hashlib.sha256(content).digest()
+
+
+# Fingerprints
+
+
+def file_of(
     name: str = "a", mimetype: str = "", size: int = 1, sha256: bytes = bytes(32)
-) -> NewUpload:
-    return NewUpload(new_file_id(), name, mimetype, size, sha256)
+) -> IncomingFile:
+    return IncomingFile(name, mimetype, size=size, sha256=sha256)
 
 
 files = st.builds(
-    upload,
+    file_of,
     st.text(CLEAN_CHARACTERS, min_size=1, max_size=5),
     st.sampled_from(["", "a/b"]),
     st.integers(1, 10**9),
@@ -143,36 +184,84 @@ files = st.builds(
 )
 
 
-def same(one: NewUpload, other: NewUpload) -> bool:
-    return (one.name, one.mimetype, one.size, one.sha256) == (
-        other.name,
-        other.mimetype,
-        other.size,
-        other.sha256,
-    )
-
-
-@given(st.lists(files, max_size=3), st.lists(files, max_size=3))
-def test_a_fingerprint_tells_other_files_apart(some: list[NewUpload], others: list[NewUpload]):
-    alike = len(some) == len(others) and all(map(same, some, others))
-
-    assert (fingerprint(some) == fingerprint(others)) == alike
-    assert fingerprint([upload(*facts(file)) for file in some]) == fingerprint(some)
-
-
-def facts(file: NewUpload) -> tuple[str, str, int, bytes]:
+def facts(file: IncomingFile) -> tuple[str, str, int, bytes]:
     return file.name, file.mimetype, file.size, file.sha256
 
 
+@given(st.lists(files, max_size=3), st.lists(files, max_size=3))
+def test_a_fingerprint_distinguishes_other_files(
+    some: list[IncomingFile], others: list[IncomingFile]
+):
+    """It does not depend on the file ids, which a repeated request gets anew."""
+    are_equal = list(map(facts, some)) == list(map(facts, others))
+
+    assert (fingerprint(some) == fingerprint(others)) == are_equal
+    assert fingerprint([file_of(*facts(file)) for file in some]) == fingerprint(some)
+
+
+# Pace
+
+
 def test_a_larger_body_may_take_longer():
-    def seconds(size: int) -> float:
-        allowed = time_allowed(size, grace_seconds=30, min_bytes_per_second=1000)
-        return allowed.total_seconds()
+    pace = Pace(grace_seconds=30, min_bytes_per_second=1000)
 
-    assert (seconds(0), seconds(5000)) == (30, 35)
+    assert time_allowed(0, pace) == timedelta(seconds=30)
+    assert time_allowed(5000, pace) == timedelta(seconds=35)
 
 
-def test_what_sweeps_removed_adds_up():
-    swept = Swept(acked=1, expired=2) + Swept(acked=3)
+# Quotas
 
-    assert (swept, swept.total) == (Swept(4, 2), 6)
+counts = st.integers(0, 50)
+usages = st.builds(Usage, counts, counts)
+quotas = st.builds(Quota, st.integers(1, 50), st.integers(1, 50))
+
+
+@given(usages, usages, quotas)
+def test_it_fits_if_neither_bytes_nor_files_exceed_the_quota(
+    usage: Usage, extra: Usage, quota: Quota
+):
+    bytes_fit = usage.bytes + extra.bytes <= quota.max_bytes
+    files_fit = usage.files + extra.files <= quota.max_files
+
+    assert usage.fits(quota, extra) == (bytes_fit and files_fit)
+
+
+def test_a_request_that_can_never_fit_is_refused_with_its_size_and_the_limit():
+    refusal = quota_too_small(Quota(16, 4), bytes=17, files=1)
+
+    assert refusal.facts == {"size": 17, "max": 16}
+
+
+@pytest.mark.parametrize("refuse", [workspace_full, server_full])
+def test_a_refusal_says_how_much_is_used_and_when_there_is_room_again(refuse: Refuse):
+    usage, quota = Usage(15, 3), Quota(16, 4)
+    noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+    refusal = refuse(usage, quota, noon, now=noon - timedelta(seconds=90))
+
+    assert refusal.facts == {
+        "waiting_bytes": 15,
+        "waiting_files": 3,
+        "max_bytes": 16,
+        "max_files": 4,
+        "frees_at": "2026-03-01T12:00:00+00:00",
+        "retry_after_seconds": 90,
+    }
+
+
+@pytest.mark.parametrize("refuse", [workspace_full, server_full])
+def test_a_refusal_does_not_promise_room_at_an_unknown_time(refuse: Refuse):
+    """Everything may be reserved by uploads in progress, and nothing has an expiry."""
+    refusal = refuse(Usage(15, 3), Quota(16, 4), None, now=datetime.now(UTC))
+
+    assert not {"frees_at", "retry_after_seconds"} & set(refusal.facts)
+
+
+@pytest.mark.parametrize("refuse", [workspace_full, server_full])
+def test_a_client_never_retries_in_zero_seconds(refuse: Refuse):
+    """The first file has expired, and the sweep has not deleted it yet."""
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+
+    refusal = refuse(Usage(15, 3), Quota(16, 4), now - timedelta(minutes=1), now=now)
+
+    assert refusal.facts["retry_after_seconds"] == 1

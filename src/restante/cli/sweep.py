@@ -110,7 +110,7 @@ def _show_report(report: wire.SweepReport) -> None:
         f"{shown_bytes(report.bytes_back)} freed in {report.seconds:.2f} s."
     )
     for postponed in report.postponed:
+        step = postponed.step
         console.print(
-            f"Postponed to the next sweep: {postponed.step.action} {postponed.step.partition or ''}: "
-            f"{postponed.reason}"
+            f"Postponed to the next sweep: {step.action} {step.partition or ''}: {postponed.reason}"
         )

@@ -127,7 +127,7 @@ async def create_ahead(
     """Create the partitions that the lead asks for; concurrent servers take turns."""
     async with db.transaction() as tx:
         await tx.execute(queries.lock_partition_creation, table.name)
-        # Whoever waits for a lock on the parent blocks every writer behind it.
+        # A session that waits for a lock on the parent blocks every writer behind it.
         await tx.execute(queries.set_lock_timeout, "2s")
         existing = [one.span for one in await partitions_of(tx, [table]) if one.span]
         wanted = spans.missing(existing, now=now, width=width, lead=lead)

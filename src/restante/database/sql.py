@@ -26,5 +26,5 @@ def load(package: str) -> Statements:
 
 
 def quoted(identifier: str) -> str:
-    """An identifier from our own catalogue, as it stands in a statement."""
+    """An identifier from our own catalogue, quoted for a statement."""
     return '"' + identifier.replace('"', '""') + '"'

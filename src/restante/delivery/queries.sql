@@ -49,9 +49,10 @@ with remembered as (
 ), announced as (
     insert into feed (id, workspace_id, seq, activity_type, target_id, method, summary,
                       request_body, status, created_at)
+    -- The bodies are sent as text: an application's connection may have its own codec for json.
     select line.id, $1, room.last_seq - $7 + line.number, $22, $1, $23, line.summary,
-           line.body, $24, $12
-      from room, unnest($25::uuid[], $26::text[], $27::json[])
+           line.body::json, $24, $12
+      from room, unnest($25::uuid[], $26::text[], $27::text[])
               with ordinality as line (id, summary, body, number)
 )
 select last_seq from room;

@@ -82,14 +82,23 @@ class ReceivePolicy:
 class Receiver:
     """Receives files for all workspaces, within their quotas and the server's."""
 
-    def __init__(self, db: Database, blobs: Blobs, wakeups: Wakeups, policy: ReceivePolicy) -> None:
+    def __init__(
+        self,
+        db: Database,
+        blobs: Blobs,
+        wakeups: Wakeups,
+        policy: ReceivePolicy,
+        *,
+        usage_fresh_seconds: float = _USAGE_FRESH_SECONDS,
+    ) -> None:
         self.db = db
         self.blobs = blobs
         self.policy = policy
         self._wakeups = wakeups
         self._in_progress: set[Incoming] = set()
         self._server = store.ServerUsage(0, 0, 0, 0)
-        self._server_read_at = -_USAGE_FRESH_SECONDS
+        self._server_read_at = -usage_fresh_seconds
+        self._usage_fresh_seconds = usage_fresh_seconds
         self._server_lock = asyncio.Lock()
         self._published_since = NOTHING
 
@@ -153,7 +162,7 @@ class Receiver:
     async def check_server(self, extra: Usage, *, now: datetime) -> None:
         """Raise ServerFull unless the server has room for that much more."""
         async with self._server_lock:
-            if time.monotonic() - self._server_read_at >= _USAGE_FRESH_SECONDS:
+            if time.monotonic() - self._server_read_at >= self._usage_fresh_seconds:
                 # What commits during the read may be counted twice for a second, never not at all.
                 self._published_since = NOTHING
                 async with self.db.connection() as connection:
@@ -169,7 +178,7 @@ class Receiver:
         """What the database had when it was read, and what this process has accepted since."""
         read, since = self._server, self._published_since
         ours = [one.claimed for one in self._in_progress]
-        reserved = [one.claimed for one in self._in_progress if one.reservation]
+        reserved = [one.reserved for one in self._in_progress]
         others_bytes = max(read.reserved_bytes - sum(one.bytes for one in reserved), 0)
         others_files = max(read.reserved_files - sum(one.files for one in reserved), 0)
         return Usage(
@@ -191,6 +200,7 @@ class Incoming:
     files: list[IncomingFile] = field(default_factory=list[IncomingFile])
     total_bytes: int = 0
     reservation: UUID | None = None  # room in the workspace's quota, once chunks are written ahead
+    reserved: Usage = NOTHING  # how much of `claimed` the database counts as reserved
     is_published: bool = False
     open_file: IncomingFile | None = None  # the one that is arriving now
     _bucket: datetime | None = None
@@ -284,7 +294,7 @@ class Incoming:
                 usage = await store.usage_of(connection, self.workspace_id)
                 frees_at = await store.workspace_frees_at(connection, self.workspace_id)
                 raise rules.workspace_full(usage, quota, frees_at, now=now)
-        self.reservation, self._bucket = reservation.id, bucket
+        self.reservation, self.reserved, self._bucket = reservation.id, self.claimed, bucket
         return bucket
 
     async def publish(self, *, now: datetime, key: str | None = None) -> bytes:
@@ -311,10 +321,12 @@ class Incoming:
         """
         if not tx.is_in_transaction():
             raise BadRequest("publish_in needs a connection with an open transaction.")
-        batch = await self._batch(now=now, key=None)
+        batch, refusal = await self._batch(now=now, key=None), None
         async with store.in_our_schema(tx):
             if await store.publish(tx, batch) is None:
-                raise await self._refusal(tx, now=now)
+                refusal = await self._refusal(tx, now=now)
+        if refusal:  # the transaction is intact, and the caller may go on with it
+            raise refusal
         self.is_published = True
         return self.file_ids
 

@@ -39,7 +39,7 @@ from restante.errors import (
     TooManyAtOnce,
     WorkspaceUnknown,
 )
-from restante.feed.watch import Watch, watching
+from restante.feed.watch import Watch, WatchPolicy, watching
 from restante.http import problems
 from restante.http.disconnect import disconnected, while_connected
 from restante.http.operations import operation
@@ -52,8 +52,6 @@ TAG = "events"
 
 WEBSOCKET_PATH = "/workspaces/{workspace_id}/ws"
 
-# A watcher that does not read one event in this time is disconnected; it can resume later.
-SEND_SECONDS = 10.0
 # Watchers have nothing to send.
 MAX_MESSAGE_CHARACTERS = 4096
 
@@ -61,6 +59,7 @@ MAX_MESSAGE_CHARACTERS = 4096
 TRANSPORT = "restante.transport"
 
 _BEARER = "bearer"
+_CLOSE_SECONDS = 10.0  # for a refused WebSocket
 _GOING_AWAY, _LOST, _TOO_LONG, _BUG = 1001, 1006, 1009, 1011
 _CLOSE_CODES = 1000  # and above; a lower number is the HTTP status of a refusal
 _HEADERS = {
@@ -112,6 +111,7 @@ async def _watch(caller: HTTPConnection) -> AbstractAsyncContextManager[Watch]:
         workspace.id,
         after=_after(caller),
         check=lambda: auth.owner_or_admin(caller),
+        policy=_policy(caller),
     )
 
 
@@ -150,9 +150,13 @@ class _TooLong(Exception):
     """The watcher sends more than is allowed."""
 
 
-async def _in_time(sending: Awaitable[None]) -> None:
+def _policy(connection: HTTPConnection) -> WatchPolicy:
+    return connection.app.state.watch_policy
+
+
+async def _in_time(connection: HTTPConnection, sending: Awaitable[None]) -> None:
     try:
-        async with asyncio.timeout(SEND_SECONDS):
+        async with asyncio.timeout(_policy(connection).send_seconds):
             await sending
     except TimeoutError as error:
         raise _TooSlow from error
@@ -200,20 +204,20 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         # The id comes first, so that a watcher that reconnects before the first row misses nothing.
         body = f"id: {watch.last_id}\n\n".encode() if watch.last_id else b":\n\n"
-        await _send_piece(send, body)
+        await self._send_piece(send, body)
         try:
             while (rows := await watch.batch()) is not None:
                 for row in rows:
-                    await _send_piece(send, _block(row))
+                    await self._send_piece(send, _block(row))
                 if not rows:
-                    await _send_piece(send, b":\n\n")
+                    await self._send_piece(send, b":\n\n")
         except RestanteError as error:
             _log_ended(self._caller, error)
-        await _in_time(send({"type": "http.response.body", "body": b"", "more_body": False}))
+        await self._send_piece(send, b"", more=False)
 
-
-async def _send_piece(send: Send, piece: bytes) -> None:
-    await _in_time(send({"type": "http.response.body", "body": piece, "more_body": True}))
+    async def _send_piece(self, send: Send, piece: bytes, *, more: bool = True) -> None:
+        message = {"type": "http.response.body", "body": piece, "more_body": more}
+        await _in_time(self._caller, send(message))
 
 
 def _block(row: wire.ActivityRow) -> bytes:
@@ -253,7 +257,7 @@ async def _until_closed(receive: Receive) -> None:
     refusal, the second for the closed connection.
     """
     with suppress(TimeoutError):
-        async with asyncio.timeout(SEND_SECONDS):
+        async with asyncio.timeout(_CLOSE_SECONDS):
             for _ in range(2):
                 while (await receive())["type"] != "websocket.disconnect":
                     pass
@@ -300,7 +304,7 @@ def _offered_token(websocket: WebSocket) -> str | None:
 async def _send_messages(websocket: WebSocket, watch: Watch) -> None:
     while (rows := await watch.batch()) is not None:
         for row in rows:
-            await _in_time(websocket.send_text(_event(row).decode()))
+            await _in_time(websocket, websocket.send_text(_event(row).decode()))
 
 
 async def _until_left(websocket: WebSocket) -> None:
@@ -323,7 +327,7 @@ async def _refuse(websocket: WebSocket, response: Response, code: int, reason: s
 
 async def _close(websocket: WebSocket, code: int, reason: str = "") -> int:
     try:
-        await _in_time(websocket.close(code, reason))
+        await _in_time(websocket, websocket.close(code, reason))
     except _TooSlow:
         _abort(websocket)
     return code

@@ -1,6 +1,6 @@
 """Bounds the feed: partitions older than the retention are trimmed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -37,22 +37,8 @@ class FeedPartitions(PartitionSubject[None]):
         minutes = retention / _PARTITIONS_PER_RETENTION // _MIN_WIDTH
         self.width = max(minutes * _MIN_WIDTH, _MIN_WIDTH)
 
-    async def contents(
-        self,
-        connection: Connection,  # noqa: ARG002 - the decision depends on the range alone
-        past: Sequence[Partition],  # noqa: ARG002
-        *,
-        now: datetime,  # noqa: ARG002
-        closely: bool,  # noqa: ARG002
-    ) -> Mapping[str, None]:
-        return {}
-
     def decide(
-        self,
-        partition: Partition,
-        contents: None,  # noqa: ARG002
-        *,
-        now: datetime,
+        self, partition: Partition, contents: None, *, now: datetime
     ) -> Sequence[PlanStep] | HeldSpace:
         """Drop it once its newest possible row is older than the retention."""
         if partition.span is None or partition.span.end > now - self._retention:
@@ -60,7 +46,7 @@ class FeedPartitions(PartitionSubject[None]):
         why = f"its last row is older than {self._retention / timedelta(days=1):g} days"
         return [PlanStep(TRIM, partition.name, 0, partition.bytes, why, self.name)]
 
-    async def carry_out(self, step: PlanStep, partition: Partition, work: Work) -> str | None:  # noqa: ARG002
+    async def carry_out(self, step: PlanStep, partition: Partition, work: Work) -> str | None:
         """Raise the mark before the rows go: a reader is told of the gap, or has none."""
         await partitions.seal(work.connection, partition.name)
         await store.trim(work.connection, partition.name)
@@ -68,10 +54,6 @@ class FeedPartitions(PartitionSubject[None]):
         return None
 
     async def account(
-        self,
-        connection: Connection,
-        found: Sequence[Partition],  # noqa: ARG002
-        *,
-        now: datetime,  # noqa: ARG002
+        self, connection: Connection, found: Sequence[Partition], *, now: datetime
     ) -> Account:
         return Account(fields={"lags": await store.lags(connection)})

@@ -8,6 +8,7 @@ while it waits.  A slow watcher finds its rows in the table when it is ready for
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from restante import wire
 from restante.errors import CursorGone, DatabaseUnavailable, StatementTimedOut
@@ -15,13 +16,22 @@ from restante.feed.service import Feed, Query
 from restante.feed.wakeups import Waiter
 from restante.ids import ActivityId, WorkspaceId
 
-# Proxies close connections that are silent for half a minute or a minute.
-HEARTBEAT_SECONDS = 15.0
-# How long a permission is trusted before it is checked again.
-TRUST_SECONDS = 1.0
-# A row can have a megabyte, and a page stays in memory while it is sent.
-PAGE_ROWS = 20
 _RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPolicy:
+    """How watchers are served; one for the whole server."""
+
+    # Proxies close connections that are silent for half a minute or a minute.
+    heartbeat_seconds: float = 15.0
+    # How long a permission is trusted before it is checked again.
+    trust_seconds: float = 1.0
+    # A row can have a megabyte, and a page stays in memory while it is sent.
+    page_rows: int = 20
+    # A watcher that does not read one event in this time is disconnected; it can resume later.
+    send_seconds: float = 10.0
+
 
 Check = Callable[[], Awaitable[object]]
 
@@ -29,11 +39,19 @@ Check = Callable[[], Awaitable[object]]
 class Watch:
     """A position in a feed that moves forward."""
 
-    def __init__(self, feed: Feed, workspace_id: WorkspaceId, waiter: Waiter, check: Check) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        workspace_id: WorkspaceId,
+        waiter: Waiter,
+        check: Check,
+        policy: WatchPolicy,
+    ) -> None:
         self._feed = feed
         self._workspace_id = workspace_id
         self._waiter = waiter
         self._check = check
+        self._policy = policy
         self._checked_at = time.monotonic()
         self._seq = 0
         self._ready: Sequence[wire.ActivityRow] = ()  # read before the watch began
@@ -71,7 +89,7 @@ class Watch:
         if self._ready:
             rows, self._ready = self._ready, ()
             return rows
-        quiet_until = time.monotonic() + HEARTBEAT_SECONDS
+        quiet_until = time.monotonic() + self._policy.heartbeat_seconds
         while True:
             if not self._behind:
                 await self._waiter.wait(max(0.0, quiet_until - time.monotonic()))
@@ -83,7 +101,7 @@ class Watch:
 
     async def _look_or_retry(self) -> Sequence[wire.ActivityRow]:
         try:
-            if time.monotonic() - self._checked_at >= TRUST_SECONDS:
+            if time.monotonic() - self._checked_at >= self._policy.trust_seconds:
                 await self._check()
                 self._checked_at = time.monotonic()
             return await self._look()
@@ -93,8 +111,9 @@ class Watch:
             return ()
 
     async def _look(self) -> Sequence[wire.ActivityRow]:
-        page = await self._feed.rows_after(self._workspace_id, self._seq, PAGE_ROWS)
-        self._behind = len(page.rows) == PAGE_ROWS
+        limit = self._policy.page_rows
+        page = await self._feed.rows_after(self._workspace_id, self._seq, limit)
+        self._behind = len(page.rows) == limit
         if page.rows:
             self._seq = page.rows[-1].seq
         return page.rows
@@ -102,17 +121,21 @@ class Watch:
 
 @asynccontextmanager
 async def watching(
-    feed: Feed, workspace_id: WorkspaceId, *, after: ActivityId | None, check: Check
+    feed: Feed,
+    workspace_id: WorkspaceId,
+    *,
+    after: ActivityId | None,
+    check: Check,
+    policy: WatchPolicy,
 ) -> AsyncIterator[Watch]:
     """
     Watch a feed after a row, or from now on.
 
     `check` raises when the watcher loses its permission.  Raises TooManyAtOnce and CursorGone.
     """
-    async with feed.wakeups.waiting(
-        workspace_id, is_watcher=True
-    ) as waiter:  # before the first look
-        watch = Watch(feed, workspace_id, waiter, check)
+    # The waiter is registered before the first look, so that no row falls in between.
+    async with feed.wakeups.waiting(workspace_id, is_watcher=True) as waiter:
+        watch = Watch(feed, workspace_id, waiter, check, policy)
         if after is None:
             await watch.begin_now()
         else:

@@ -1,7 +1,7 @@
 """
 Refuses a request whose body is still arriving, so that its sender sees the refusal.
 
-Whoever reads a body sets `request.state.body_has_begun` first.
+Code that reads a body sets `request.state.body_has_begun` first.
 """
 
 import asyncio

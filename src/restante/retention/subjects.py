@@ -40,11 +40,7 @@ class Subject(ABC):
     tables: ClassVar[Sequence[str]]  # what it keeps bounded
 
     async def account(
-        self,
-        connection: Connection,  # noqa: ARG002 - most subjects have nothing to add
-        found: Sequence[Partition],  # noqa: ARG002
-        *,
-        now: datetime,  # noqa: ARG002
+        self, connection: Connection, found: Sequence[Partition], *, now: datetime
     ) -> Account:
         """What the status page shows of it beyond the sizes of its tables."""
         return NOTHING
@@ -93,15 +89,15 @@ class PartitionSubject(Subject, Generic[Contents]):
     # Rows may still be written to a partition for this long after its range has ended.
     settling = timedelta(seconds=5)
 
-    @abstractmethod
     async def contents(
         self, connection: Connection, past: Sequence[Partition], *, now: datetime, closely: bool
     ) -> Mapping[str, Contents]:
         """
-        What the decision depends on, by the partition's name.
+        What the decision depends on beside the range, by the partition's name.
 
         Unless it is to look closely, it asks of each partition no more than whether it is empty.
         """
+        return {}
 
     @abstractmethod
     def decide(

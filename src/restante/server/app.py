@@ -18,6 +18,7 @@ from restante.feed import web as feed
 from restante.feed.rates import Rate
 from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
+from restante.feed.watch import WatchPolicy
 from restante.http import problems
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
@@ -53,6 +54,7 @@ class Services:
     registry: Registry
     push: Push
     feed: Feed
+    watch_policy: WatchPolicy
     wakeups: Wakeups
     message_rate: Rate
     receiver: Receiver

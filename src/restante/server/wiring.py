@@ -25,6 +25,7 @@ from restante.feed.rates import Rate
 from restante.feed.service import Feed
 from restante.feed.subject import FeedPartitions
 from restante.feed.wakeups import Wakeups
+from restante.feed.watch import WatchPolicy
 from restante.postgres import DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention
 from restante.retention import upkeep
@@ -266,6 +267,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         ),
         push=push,
         feed=Feed(db, wakeups),
+        watch_policy=WatchPolicy(),
         wakeups=wakeups,
         message_rate=Rate(settings.messages_per_minute),
         receiver=receiver,

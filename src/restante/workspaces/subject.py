@@ -35,10 +35,6 @@ class RemovedWorkspaces(RowSubject):
         return {"workspaces": deleted}
 
     async def account(
-        self,
-        connection: Connection,
-        found: Sequence[Partition],  # noqa: ARG002
-        *,
-        now: datetime,  # noqa: ARG002
+        self, connection: Connection, found: Sequence[Partition], *, now: datetime
     ) -> Account:
         return Account(fields={"workspaces_active": await store.count_active(connection)})

@@ -1,4 +1,4 @@
-"""For every operation a command that can be typed."""
+"""A curl command for every operation."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _SOME_ID = "5f0c6a52-3d1e-4b7a-9c1d-2e8f4a6b7c90"
 
 
 def curl(document: Json, path: str, method: str, operation: Json) -> str:
-    """The operation as a curl command, with what it cannot do without."""
+    """The operation as a curl command, with its required parameters."""
     return " \\\n  ".join(_words(document, path, method, operation))
 
 
@@ -65,7 +65,7 @@ def _token(security: list[Json]) -> str | None:
 
 
 def _sample(document: Json, schema: Json) -> Any:
-    """A value that the schema allows: what is required, and whatever has an example."""
+    """A valid value: required fields, and fields that have an example."""
     schema = resolved(document, schema)
     if "examples" in schema:
         return schema["examples"][0]

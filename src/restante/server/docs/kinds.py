@@ -1,4 +1,4 @@
-"""Says in a few words what a JSON schema allows, as HTML."""
+"""Describes a JSON schema in a few words of HTML."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ Json = Mapping[str, Any]
 
 
 def text(plain: str) -> str:
-    """A sentence as HTML; what stands in backticks becomes code."""
+    """A sentence as HTML; text in backticks becomes code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(plain))
 
 
@@ -22,14 +22,14 @@ def name_of(schema: str) -> str:
 
 
 def resolved(document: Json, schema: Json) -> Json:
-    """The schema itself, if this is only its name."""
+    """The schema, with a `$ref` resolved."""
     if "$ref" not in schema:
         return schema
     return document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
 
 
 def kind(schema: Json) -> str:
-    """What kind of value it is, and within which limits."""
+    """The type of a value and its limits."""
     limits = list(_limits(schema))
     return _base(schema) + (f" <small>{', '.join(limits)}</small>" if limits else "")
 

@@ -1,7 +1,7 @@
 """
-Renders the OpenAPI document as one page that needs nothing but itself.
+Renders the OpenAPI document as one self-contained HTML page.
 
-It reads only what the document says, so the two cannot disagree.
+It reads nothing but the document, so the two cannot disagree.
 """
 
 import base64
@@ -23,7 +23,7 @@ _STYLE = files("restante.server.docs").joinpath("style.css").read_text()
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page, and what its security policy must allow."""
+    """The page, and the style hash for its Content-Security-Policy."""
 
     html: bytes
     style_hash: str
@@ -69,7 +69,7 @@ def _page(document: Json) -> Iterator[str]:
 
 
 def _operations(document: Json, tag: str) -> Iterator[tuple[str, str, Json]]:
-    """Path, method and operation; HEAD is said of all at once."""
+    """Path, method and operation, without HEAD."""
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             if method != "head" and tag in operation["tags"]:
@@ -77,7 +77,7 @@ def _operations(document: Json, tag: str) -> Iterator[tuple[str, str, Json]]:
 
 
 def _menu(document: Json) -> Iterator[str]:
-    yield '<p><a href="#beginning">Tokens and refusals</a></p>'
+    yield '<p><a href="#beginning">Tokens and errors</a></p>'
     for tag in document["tags"]:
         yield f'<h2><a href="#{tag["name"]}">{_title(tag["name"])}</a></h2>\n<ul>'
         for path, method, operation in _operations(document, tag["name"]):
@@ -98,7 +98,7 @@ def _badge(method: str) -> str:
 
 
 def _short(path: str) -> str:
-    """A path that fits into the menu: ids shrink to a dot."""
+    """A path that fits into the menu: ids become a dot."""
     return _breakable(re.sub(r"{\w+}", "•", path))
 
 
@@ -112,19 +112,19 @@ def _breakable(path: str) -> str:
 
 def _beginning(document: Json) -> Iterator[str]:
     yield """<section id="beginning">
-<h2>Tokens and refusals</h2>
-<p>A token is sent as <code>Authorization: Bearer …</code>. Which one, each operation says:</p>"""
+<h2>Tokens and errors</h2>
+<p>A token is sent as <code>Authorization: Bearer …</code>. Each operation says which one it needs:</p>"""
     schemes = document["components"]["securitySchemes"]
     yield _table(
         ("token", "what it is"),
         ((f"<b>{escape(name)}</b>", text(one["description"])) for name, one in schemes.items()),
     )
-    yield """<p>The examples expect a shell in which this was said:</p>
+    yield """<p>The examples use these shell variables:</p>
 <pre><code>RESTANTE_URL=http://127.0.0.1:8080
 WORKSPACE=…    <i># the workspace's id</i>
 TOKEN=…        <i># its token</i>
 ADMIN_TOKEN=…  <i># the operator's</i></code></pre>
-<p>A refusal looks like this, sometimes with more fields:</p>
+<p>An error looks like this, sometimes with more fields:</p>
 <pre><code>HTTP/1.1 410 Gone
 Content-Type: application/json
 X-Request-ID: 6f1d2a9c0b7e4835
@@ -223,7 +223,7 @@ def _own_headers(answer: Json) -> str:
 
 def _refusals(operation: Json) -> Iterator[str]:
     refused = {s: one for s, one in operation["responses"].items() if "x-codes" in one}
-    yield f"<details>\n<summary>Refusals <small>{' '.join(refused)}</small></summary>"
+    yield f"<details>\n<summary>Errors <small>{' '.join(refused)}</small></summary>"
     yield _table(
         ("status", "code", "meaning"),
         (
@@ -236,7 +236,7 @@ def _refusals(operation: Json) -> Iterator[str]:
 
 
 def _schemas(document: Json) -> Iterator[str]:
-    yield '<section id="schemas">\n<h2>Shapes</h2>\n<p>What the JSON bodies are made of.</p>'
+    yield '<section id="schemas">\n<h2>Shapes</h2>\n<p>The types of the JSON bodies.</p>'
     for name, schema in sorted(document["components"]["schemas"].items()):
         yield f"""<article id="{name_of(name)}">
 <h3><a href="#{name_of(name)}">{escape(name)}</a></h3>
