@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_USER := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check fmt bench soak lock clean
+.PHONY: help setup serve test check fmt docs bench soak lock clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ check: setup ## lint, types and import rules, without the tests
 fmt: setup ## format the code and mend what the linter can
 	$(BIN)/ruff check --quiet --fix .
 	$(BIN)/ruff format --quiet .
+
+docs: setup ## write the generated parts of the documents
+	$(BIN)/python docs/generate.py
 
 bench: setup ## measure, and print each figure as a ratio
 	$(BIN)/python -m bench

@@ -17,6 +17,8 @@ import asyncpg
 import pytest
 from cluster import cloned, shared_cluster
 from factories import NOW
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from processes import Server
 from sites import Site, SiteFactory, running_site, settings_for
 
@@ -25,6 +27,12 @@ from restante.database.pool import SCHEMA, Database, Tx
 from restante.database.spans import Span, floor
 from restante.delivery.subject import CHUNKS
 from restante.feed.subject import FEED
+
+# How long an example takes depends on what else the machine does.
+hypothesis_settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("any machine")
 
 _stack = ExitStack()
 

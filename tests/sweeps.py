@@ -1,19 +1,24 @@
 """For tests of the sweep: data is made older, and the state of partitions is looked at."""
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import UUID
 
-from factories import HOUR, Content, make_upload
+import asyncpg
+import pytest
+from factories import HOUR, Content, Parts, make_upload, until_blocked
+from waiting import until
 
 from restante.database import partitions
-from restante.database.partitions import PartitionedTable
+from restante.database.partitions import Partition, PartitionedTable, PartitionState
 from restante.database.pool import Connection, Database, Tx
 from restante.database.spans import Span, floor
+from restante.delivery import fetch
 from restante.delivery.subject import (
     CHUNKS,
     Buckets,
@@ -26,6 +31,7 @@ from restante.ids import FileId, WorkspaceId
 from restante.retention.space import SpaceSamples
 from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep
+from restante.wire import SweepReport
 from restante.workspaces.subject import RemovedWorkspaces
 
 __all__ = ["CHUNKS", "FEED"]
@@ -221,3 +227,117 @@ async def locked(connection: Any, table: str, mode: str = "access share") -> Asy
     await connection.execute("select from feeds")
     yield
     await transaction.rollback()
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+# What a pass did ---------------------------------------------------------------------------------
+
+
+def actions(report: SweepReport) -> list[str]:
+    """What was done, in order."""
+    return [step.action for step in report.done]
+
+
+def reasons(report: SweepReport) -> dict[str, str]:
+    """What was postponed, and why."""
+    return {one.step.action: one.reason for one in report.postponed}
+
+
+async def size_of(connection: Any, table: str) -> int:
+    """The bytes of one table or partition on disk, with indexes and TOAST."""
+    return await connection.fetchval("select pg_total_relation_size($1::text::regclass)", table)
+
+
+async def content_of(parts: Parts, workspace_id: WorkspaceId, file_id: FileId) -> bytes:
+    """The bytes of a file, as its workspace fetches them."""
+    now = utc_now()
+    upload = await fetch.get(parts.db, workspace_id, file_id, now=now)
+    pieces = fetch.read(parts.db, parts.blobs, upload, 0, upload.size - 1, now=now)
+    return b"".join([piece async for piece in pieces])
+
+
+# A pass that is stopped by a lock ----------------------------------------------------------------
+
+Connect = Callable[[], Awaitable[Any]]
+
+
+async def is_waited_for(holder: Any) -> bool:
+    """Whether another session waits for a lock that this one holds."""
+    return await holder.fetchval(
+        "select exists (select from pg_stat_activity"
+        " where pg_backend_pid() = any(pg_blocking_pids(pid)))"
+    )
+
+
+async def end_who_waits_for(holder: Any) -> None:
+    """Terminate the sessions that wait for a lock of this one, as if their process was killed."""
+    await holder.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where pg_backend_pid() = any(pg_blocking_pids(pid))"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A lock that makes a pass wait in one step, and the state of the partition meanwhile."""
+
+    lock: str
+    state: str
+
+
+def stops(table: PartitionedTable, partition: str) -> dict[str, Stop]:
+    """One stop for each step of the removal of a partition."""
+    return {
+        "seal": Stop(f"lock table {partition} in share update exclusive mode", "attached"),
+        "detach": Stop(f"lock table only {table.name} in share update exclusive mode", "sealed"),
+        "half detached": Stop(f"lock table only {table.name} in access share mode", "detaching"),
+        "drop": Stop(f"lock table {partition} in access share mode", "detached"),
+    }
+
+
+@asynccontextmanager
+async def stopped_pass(
+    stop: Stop, sweep: Sweep, observer: "Tally", connect: Connect, partition: str
+) -> AsyncIterator[tuple["asyncio.Task[SweepReport]", Any]]:
+    """A pass that waits for the lock while inside; yields its task and the lock's holder."""
+    holder = await connect()
+    await holder.execute(f"begin; {stop.lock}")
+    passing = asyncio.create_task(sweep.run_observed(observer, now=utc_now()))
+    try:
+        await until(lambda: is_waited_for(holder))
+        if stop.state == "detached":
+            holder = await _waiting_before_drop(holder, connect, partition)
+        yield passing, holder
+    except BaseException:
+        passing.cancel()
+        raise
+    await holder.execute("rollback")
+
+
+async def _waiting_before_drop(holder: Any, connect: Connect, partition: str) -> Any:
+    """Queue behind the detach and before the drop; returns the session that the drop waits for."""
+    watcher, second = await connect(), await connect()
+    lock = f"begin; lock table {partition} in access share mode"
+    locking = asyncio.create_task(second.execute(lock))
+    await until_blocked(watcher, second)
+    await holder.execute("rollback")
+    await locking
+    await until(lambda: is_waited_for(second))
+    return second
+
+
+def attached_to(parent: str, name: str, table: PartitionedTable) -> Partition:
+    """A partition, as the catalogue describes it before its removal."""
+    return Partition(table.name, name, PartitionState.ATTACHED, None, parent)
+
+
+async def detach_half_way(connect: Connect, partition: Partition) -> None:
+    """Interrupt a DETACH CONCURRENTLY after its first half."""
+    holder, detaching = await connect(), await connect()
+    await detaching.execute("set lock_timeout = 50")
+    async with locked(holder, f"only {partition.parent}"):
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await partitions.detach(detaching, partition)

@@ -52,11 +52,16 @@ async def opened(dsn: str, settings: Settings | None = None) -> AsyncIterator[Re
     """
     Connect to a migrated database; waiting readers of every server are notified while inside.
 
-    Raises NotReady if the schema is missing or too old.
+    Without settings, the retention that the servers of this database use applies.  With settings,
+    theirs is saved for commands such as `restante sweep`, as a server does.  Raises NotReady if the
+    schema is missing or too old.
     """
-    settings = settings or Settings()
-    async with wiring.opened(settings, dsn) as db:
+    async with wiring.opened(settings or Settings(), dsn) as db:
         await Readiness(db, migrate.shipped()).check()
+        if settings is None:
+            settings = await wiring.with_saved_retention(Settings(), db)
+        else:
+            await wiring.save_retention(settings, db)
         async with wiring.notifying(Wakeups(db, Listener(dsn))) as wakeups:
             receiver, subjects = (
                 wiring.receiver_of(settings, db, wakeups),

@@ -2,17 +2,24 @@
 
 import json
 import re
-from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 import pytest
-from factories import make_workspace
+from factories import HOUR, make_workspace
 from processes import Outcome, Server, on_a_terminal, restante, wait_until
-from sweeps import HOUR, PAST, expire, locked, make_old, make_partition, partition_names
+from sweeps import (
+    CHUNKS,
+    PAST,
+    expire,
+    locked,
+    make_old,
+    make_partition,
+    partition_names,
+    utc_now,
+)
 
 from restante.database import locks
-from restante.database.partitions import CHUNKS
 from restante.database.pool import SCHEMA, Database
 from restante.delivery import store as uploads
 
@@ -33,7 +40,7 @@ async def connection(db_with_partitions: Database, connections: Any) -> Any:
     await make_old(connection, workspace_id, 3)
     await expire(connection)
     waiting, _ = await make_old(connection, workspace_id, 2, bucket=PAST + HOUR)
-    await uploads.mark_fetched(connection, workspace_id, waiting, now=datetime.now(UTC))
+    await uploads.mark_fetched(connection, workspace_id, waiting, now=utc_now())
     return connection
 
 
@@ -106,7 +113,7 @@ async def test_a_sweep_reports_a_step_that_a_lock_postponed(
     assert (outcome.code, outcome.stderr, report["expired"]) == (0, "", 3)
     (postponed,) = report["postponed"]
     assert postponed["step"]["leaf"] == BUCKET
-    assert "in the way" in postponed["reason"]
+    assert "holds a lock" in postponed["reason"]
     assert "freed in" in output_of(run(dsn, "sweep"))
     assert await counted(connection) == (2, False)
 
@@ -133,7 +140,7 @@ async def test_the_retention_can_be_set_for_one_sweep(dsn: str, connection: Any)
     given = run(dsn, "sweep", "--dry-run", "--json", "--ack-retention-seconds", "0")
 
     assert kept["steps"] == []
-    assert json.loads(given.stdout)["steps"][0]["why"] == "5 acknowledged, 0 expired"
+    assert json.loads(given.stdout)["steps"][0]["why"] == "5 acked, 0 expired"
 
 
 @pytest.mark.parametrize(

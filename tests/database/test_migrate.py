@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 def release(*files: tuple[str, str]) -> list[Migration]:
-    """The migrations that a made-up release ships."""
+    """The migrations of an invented release."""
     return [parse(name, text) for name, text in files]
 
 
@@ -29,7 +29,7 @@ NEWER_PRE = ("0002_pre_stamp.sql", "alter table letters add column stamp text;")
 NEWER_POST = ("0003_post_body.sql", "-- oldest code: 2\nalter table letters drop column body;")
 
 
-def connection_name(dsn: str) -> str:
+def database_name(dsn: str) -> str:
     return urlsplit(dsn).path.lstrip("/")
 
 
@@ -41,7 +41,7 @@ async def fetchval(dsn: str, query: str):
         await connection.close()
 
 
-async def test_ten_servers_that_start_at_once_migrate_once(empty_dsn: str):
+async def test_ten_servers_that_start_at_once_run_each_migration_once(empty_dsn: str):
     files = release(OURS)
 
     ran = await asyncio.gather(
@@ -70,7 +70,7 @@ async def test_the_previous_release_works_after_a_newer_one_migrated(empty_dsn: 
     assert await fetchval(empty_dsn, "select body from letters") == "a"
 
 
-async def test_the_previous_release_is_refused_after_post(empty_dsn: str):
+async def test_the_previous_release_is_refused_after_a_post_migration(empty_dsn: str):
     older, newer = release(OURS), release(OURS, NEWER_PRE, NEWER_POST)
     await migrate.apply(empty_dsn, older, phases={Phase.PRE})
 
@@ -80,7 +80,7 @@ async def test_the_previous_release_is_refused_after_post(empty_dsn: str):
         await migrate.apply(empty_dsn, older, phases={Phase.PRE})
 
 
-async def test_a_failing_file_leaves_nothing_of_itself(empty_dsn: str):
+async def test_a_migration_that_fails_is_rolled_back(empty_dsn: str):
     broken = ("0002_pre_broken.sql", "create table half (id int); select 1/0;")
 
     with pytest.raises(MigrationFailed, match="0002_pre_broken failed: division by zero"):
@@ -90,17 +90,17 @@ async def test_a_failing_file_leaves_nothing_of_itself(empty_dsn: str):
     assert await fetchval(empty_dsn, "select max(number) from schema_migrations") == 1
 
 
-async def test_a_busy_table_is_waited_for(empty_dsn: str):
-    """A migration gives up its place in the lock queue, so that it never stops the writers."""
+async def test_a_migration_that_meets_a_lock_is_retried(empty_dsn: str):
+    """Between the tries it leaves the lock queue, so that writers never wait behind it."""
     await migrate.apply(empty_dsn, release(OURS), phases={Phase.PRE})
     holder = await asyncpg.connect(empty_dsn, server_settings={"search_path": SCHEMA})
     transaction = holder.transaction()
     await transaction.start()
     await holder.execute("lock table letters in access share mode")
-    impatient = (NEWER_PRE[0], "set local lock_timeout = '50ms'; " + NEWER_PRE[1])
+    with_timeout = (NEWER_PRE[0], "set local lock_timeout = '50ms'; " + NEWER_PRE[1])
 
     applying = asyncio.create_task(
-        migrate.apply(empty_dsn, release(OURS, impatient), phases={Phase.PRE})
+        migrate.apply(empty_dsn, release(OURS, with_timeout), phases={Phase.PRE})
     )
     waits = "select exists (select from pg_locks where not granted)"
     await until(lambda: holder.fetchval(waits))
@@ -110,8 +110,8 @@ async def test_a_busy_table_is_waited_for(empty_dsn: str):
     await holder.close()
 
 
-async def test_an_interrupted_index_build_is_begun_again(empty_dsn: str):
-    """What a failed `create index concurrently` leaves would be kept by IF NOT EXISTS."""
+async def test_an_interrupted_index_build_is_started_again(empty_dsn: str):
+    """IF NOT EXISTS would keep the invalid index that a failed build leaves."""
     await migrate.apply(empty_dsn, release(OURS), phases={Phase.PRE})
     connection = await asyncpg.connect(empty_dsn, server_settings={"search_path": SCHEMA})
     await connection.execute("insert into letters values (2, 'a')")
@@ -131,15 +131,15 @@ async def test_an_interrupted_index_build_is_begun_again(empty_dsn: str):
 
 
 @pytest.mark.parametrize("owns_schema", [True, False])
-async def test_a_user_needs_no_more_than_a_schema_of_its_own(empty_dsn: str, owns_schema: bool):
-    """In somebody else's database, nobody hands out the right to create schemas."""
+async def test_a_user_needs_only_to_own_the_schema(empty_dsn: str, owns_schema: bool):
+    """In a shared database, the right to create schemas is rarely granted."""
     role = f"tenant_{secrets.token_hex(4)}"
     connection = await asyncpg.connect(empty_dsn)
     await connection.execute(f"create role {role}; grant {role} to current_user")
     if owns_schema:
         await connection.execute(f"create schema restante authorization {role}")
     await connection.execute(
-        f"alter role current_user in database {connection_name(empty_dsn)} set role {role}"
+        f"alter role current_user in database {database_name(empty_dsn)} set role {role}"
     )
     await connection.close()
 
@@ -148,7 +148,7 @@ async def test_a_user_needs_no_more_than_a_schema_of_its_own(empty_dsn: str, own
     if owns_schema:
         assert len(await applying) == 1
     else:
-        with pytest.raises(MigrationFailed, match=r"may not make its tables.*schema restante"):
+        with pytest.raises(MigrationFailed, match=r"may not create its tables.*schema restante"):
             await applying
 
 

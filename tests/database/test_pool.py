@@ -1,4 +1,4 @@
-"""The pool on a real Postgres: bounded, translated once, and whole again after a loss."""
+"""The pool on a real Postgres: bounded, errors translated once, lost connections replaced."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -32,13 +32,13 @@ async def pool(
         await db.close()
 
 
-async def cut_all_others(connection: Any) -> None:
+async def terminate_all_others(connection: Any) -> None:
     """What a restart, a fail-over or an operator does to our connections."""
-    cut = await connection.fetch(
+    terminated = await connection.fetch(
         "select pid, pg_terminate_backend(pid) from pg_stat_activity"
         " where datname = current_database() and pid <> pg_backend_pid()"
     )
-    pids = [row["pid"] for row in cut]
+    pids = [row["pid"] for row in terminated]
     await until(
         lambda: connection.fetchval(
             "select not exists (select from pg_stat_activity where pid = any($1))", pids
@@ -46,7 +46,7 @@ async def cut_all_others(connection: Any) -> None:
     )
 
 
-async def test_a_full_pool_says_so_instead_of_waiting_for_ever(dsn: str):
+async def test_a_full_pool_raises_instead_of_waiting_for_ever(dsn: str):
     async with (
         pool(dsn, size=2, acquire_seconds=0.05) as db,
         db.connection(),
@@ -58,7 +58,7 @@ async def test_a_full_pool_says_so_instead_of_waiting_for_ever(dsn: str):
             await db.connection().__aenter__()
 
 
-async def test_a_pool_never_holds_more_than_its_size(dsn: str):
+async def test_a_pool_never_has_more_connections_than_its_size(dsn: str):
     async with pool(dsn, size=3) as db:
         counted = await asyncio.gather(*(our_connections(db) for _ in range(30)))
 
@@ -91,7 +91,7 @@ async def answer(db: Database) -> int:
         return await connection.fetchval("select 1")
 
 
-async def test_a_slow_statement_is_cut_by_the_server_and_the_connection_is_kept(dsn: str):
+async def test_a_slow_statement_is_cancelled_and_its_connection_is_kept(dsn: str):
     async with pool(dsn, statement_seconds=0.05) as db:
         async with db.connection() as connection:
             before = await connection.fetchval("select pg_backend_pid()")
@@ -105,8 +105,8 @@ async def test_a_slow_statement_is_cut_by_the_server_and_the_connection_is_kept(
             assert await connection.fetchval("select pg_backend_pid()") == before
 
 
-async def test_a_transaction_that_is_forgotten_open_is_ended_by_the_server(dsn: str):
-    """An open transaction would hold back the cleaning of every table."""
+async def test_an_idle_transaction_is_ended_by_the_server(dsn: str):
+    """An open transaction keeps vacuum from cleaning every table."""
     async with pool(dsn, statement_seconds=0.05) as db:
         with pytest.raises(DatabaseUnavailable) as caught:  # noqa: PT012 - what comes out of the transaction counts
             async with db.transaction() as tx:
@@ -131,14 +131,14 @@ async def test_lost_connections_are_replaced(dsn: str, connections: Callable[[],
         async with db.connection() as one, db.connection() as other:
             pids = {await each.fetchval("select pg_backend_pid()") for each in (one, other)}
 
-        await cut_all_others(await connections())
+        await terminate_all_others(await connections())
 
         async with db.connection() as one, db.connection() as other:
             fresh = {await each.fetchval("select pg_backend_pid()") for each in (one, other)}
         assert not pids & fresh
 
 
-async def test_a_connection_that_is_lost_in_use_is_told_in_our_words(
+async def test_the_loss_of_a_connection_in_use_is_translated(
     dsn: str, connections: Callable[[], Any]
 ):
     observer = await connections()
@@ -146,7 +146,7 @@ async def test_a_connection_that_is_lost_in_use_is_told_in_our_words(
     async with pool(dsn) as db:
         with pytest.raises(DatabaseUnavailable) as caught:  # noqa: PT012 - what comes out of the transaction counts
             async with db.transaction() as tx:
-                await cut_all_others(observer)
+                await terminate_all_others(observer)
                 await tx.fetchval("select 1")
 
         assert caught.value.__cause__ is not None
@@ -154,10 +154,10 @@ async def test_a_connection_that_is_lost_in_use_is_told_in_our_words(
 
 
 @pytest.mark.parametrize("statement", ["select 1", "select pg_sleep(60)"])
-async def test_nothing_of_the_driver_reaches_a_caller_when_a_query_is_cut(
+async def test_no_error_of_the_driver_reaches_a_caller_when_a_session_is_terminated(
     dsn: str, connections: Callable[[], Any], statement: str
 ):
-    """Whatever the driver makes of a farewell at that instant, callers know one kind of error."""
+    """The driver raises different errors, depending on the moment; callers see one kind."""
     observer = await connections()
 
     async with pool(dsn) as db:
@@ -169,7 +169,7 @@ async def test_nothing_of_the_driver_reaches_a_caller_when_a_query_is_cut(
 
         asking = asyncio.create_task(ask_until_it_fails())
         await until_active(observer)
-        await cut_all_others(observer)
+        await terminate_all_others(observer)
 
         with pytest.raises(DatabaseUnavailable):
             await asking
@@ -184,7 +184,7 @@ async def until_active(observer: Any) -> None:
     )
 
 
-async def test_an_error_takes_the_whole_transaction_back(db: Database):
+async def test_an_error_rolls_the_whole_transaction_back(db: Database):
     async with db.connection() as connection:
         await connection.execute("create table letters (id int primary key)")
 
@@ -197,7 +197,7 @@ async def test_an_error_takes_the_whole_transaction_back(db: Database):
         assert await connection.fetchval("select count(*) from letters") == 0
 
 
-async def test_a_cancelled_transaction_is_taken_back_and_its_connection_is_free_again(dsn: str):
+async def test_a_cancelled_transaction_is_rolled_back_and_its_connection_is_released(dsn: str):
     """A client that goes away cancels its request in the middle of anything."""
     async with pool(dsn, size=2) as db:
         async with db.connection() as connection:
@@ -227,8 +227,8 @@ async def test_a_read_only_transaction_cannot_write(db: Database):
             await tx.execute("create table letters (id int)")
 
 
-async def test_our_own_errors_and_mistakes_in_sql_pass_through(db: Database):
-    """Only what the world does to us is translated; a bug keeps its trace."""
+async def test_our_own_errors_and_errors_in_sql_pass_unchanged(db: Database):
+    """Only failures of the environment are translated; a bug keeps its trace."""
     with pytest.raises(CodeTooOld):
         async with db.connection():
             raise CodeTooOld("This release is too old.")
@@ -237,7 +237,7 @@ async def test_our_own_errors_and_mistakes_in_sql_pass_through(db: Database):
             await connection.execute("select * from no_such_table")
 
 
-async def test_every_connection_works_in_our_schema_and_with_our_limits(dsn: str):
+async def test_every_connection_uses_our_schema_and_our_timeouts(dsn: str):
     async with (
         pool(dsn, statement_seconds=7) as db,
         db.connection() as pooled,
@@ -250,14 +250,14 @@ async def test_every_connection_works_in_our_schema_and_with_our_limits(dsn: str
 
 
 async def test_synchronous_commit_is_on(db: Database):
-    """An answer leaves only after what it confirms is on the disk; the cluster's own is off."""
+    """What we confirm is on disk, although the test cluster's own setting is off."""
     async with db.connection() as connection:
         setting = await connection.fetchval("show synchronous_commit")
 
     assert setting == "on"
 
 
-async def test_closing_does_not_wait_for_a_query_that_does_not_end(dsn: str):
+async def test_closing_terminates_a_query_that_does_not_end(dsn: str):
     async with asyncio.timeout(10):
         async with pool(dsn) as db:
             started = asyncio.Event()
@@ -274,7 +274,7 @@ async def test_closing_does_not_wait_for_a_query_that_does_not_end(dsn: str):
         await working
 
 
-async def test_a_database_that_is_not_there_is_told_without_the_password(dsn: str):
+async def test_the_error_for_an_unreachable_database_has_no_password(dsn: str):
     with pytest.raises(DatabaseUnavailable, match=r"cannot be reached: .*RESTANTE_DATABASE_URL\."):
         await Database.open(
             "postgresql://restante:secret@/restante?host=/nonexistent",
@@ -284,7 +284,7 @@ async def test_a_database_that_is_not_there_is_told_without_the_password(dsn: st
         )
 
 
-async def test_a_lock_is_held_by_one_at_a_time(connections: Callable[[], Any]):
+async def test_a_lock_has_one_holder_at_a_time(connections: Callable[[], Any]):
     first, second = await connections(), await connections()
 
     async with locks.held(first, "letters", wait_seconds=5):
@@ -292,7 +292,7 @@ async def test_a_lock_is_held_by_one_at_a_time(connections: Callable[[], Any]):
             DatabaseUnavailable, match=r"held the lock 'letters' for more than 0\.1"
         ):
             async with locks.held(second, "letters", wait_seconds=0.1):
-                pytest.fail("two hold the lock")
+                pytest.fail("the lock has two holders")
 
     async with locks.held(second, "letters", wait_seconds=5):
         pass
@@ -308,26 +308,26 @@ async def test_another_name_is_another_lock(connections: Callable[[], Any]):
         pass
 
 
-async def test_who_waits_gets_the_lock_when_its_holder_dies(connections: Callable[[], Any]):
-    """A process that is killed gives its locks up, whatever it was doing."""
+async def test_the_next_process_gets_the_lock_when_its_holder_dies(connections: Callable[[], Any]):
+    """Postgres releases the locks of a killed process, whatever it was doing."""
     first, second, observer = await connections(), await connections(), await connections()
     holder = await first.fetchval("select pg_backend_pid()")
-    got_it = asyncio.Event()
+    acquired = asyncio.Event()
 
-    async def wait_for_it() -> None:
+    async def wait_for_lock() -> None:
         async with locks.held(second, "letters", wait_seconds=10):
-            got_it.set()
+            acquired.set()
 
     async with locks.held(first, "letters", wait_seconds=5):
-        waiting = asyncio.create_task(wait_for_it())
+        waiting = asyncio.create_task(wait_for_lock())
         await until_tried(observer)
-        assert not got_it.is_set()
+        assert not acquired.is_set()
 
         await observer.execute("select pg_terminate_backend($1)", holder)
         await waiting
         await until_closed(first)
 
-    assert got_it.is_set()
+    assert acquired.is_set()
 
 
 async def until_tried(observer: Any) -> None:
@@ -339,7 +339,7 @@ async def until_tried(observer: Any) -> None:
     )
 
 
-async def test_the_lock_is_given_back_when_the_work_fails(connections: Callable[[], Any]):
+async def test_the_lock_is_released_when_the_work_fails(connections: Callable[[], Any]):
     first, second = await connections(), await connections()
 
     with pytest.raises(ValueError, match="broken"):

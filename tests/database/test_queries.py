@@ -1,4 +1,4 @@
-"""Every statement in a `queries.sql` is used, and every statement that is used is there."""
+"""Every statement in a `queries.sql` is used, and every statement that is used exists."""
 
 import ast
 from importlib.resources import files
@@ -13,7 +13,7 @@ PACKAGES = sorted(f"restante.{path.parent.name}" for path in SOURCES.rglob("quer
 
 
 def used_in(module: Path) -> set[tuple[str, str]]:
-    """The statements that a module takes from what it has loaded: (package, name)."""
+    """The statements that a module uses: (package, name)."""
     tree = ast.parse(module.read_text())
     loaded = {
         target.id: package
@@ -55,14 +55,14 @@ def test_only_files_that_exist_are_loaded():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_name_is_given_once(package: str):
-    """The second one would silently replace the first."""
+def test_a_statement_name_is_used_once(package: str):
+    """A second statement of that name would silently replace the first."""
     text = files(package).joinpath("queries.sql").read_text()
     names = [line for line in text.splitlines() if line.startswith("-- name:")]
 
     assert len(names) == len(set(names)) == len(set(sql.load(package)))
 
 
-def test_a_statement_that_is_not_there_is_named():
+def test_a_missing_statement_is_named_in_the_error():
     with pytest.raises(AttributeError, match=r"queries\.sql has no statement 'apend'"):
         _ = sql.load("restante.feed").apend

@@ -1,4 +1,4 @@
-"""Which migrations are due, and who may still run."""
+"""Which migrations are due, and which releases may run."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from restante.database.rules import (
     Migration,
     Phase,
     Record,
-    Standing,
+    SchemaState,
     check_compatible,
     due,
     level,
@@ -22,12 +22,12 @@ def migration(number: int, phase: str = "pre", text: str = "select 1;") -> Migra
     return parse(f"{number:04}_{phase}_something.sql", text)
 
 
-def recorded(*migrations: Migration, oldest_code: int = 0) -> Standing:
+def recorded(*migrations: Migration, oldest_code: int = 0) -> SchemaState:
     records = {m.number: Record(m.number, m.name, m.checksum) for m in migrations}
-    return Standing(records, oldest_code)
+    return SchemaState(records, oldest_code)
 
 
-def test_a_file_says_how_it_wants_to_be_run():
+def test_directives_in_a_file_say_how_it_is_run():
     text = "-- transaction: none\n-- oldest code: 0007 reads the column\ncreate index ...;"
 
     parsed = migration(8, "post", text)
@@ -44,7 +44,7 @@ def test_a_file_with_another_name_is_refused(name: str):
 
 
 def test_an_empty_database_gets_everything():
-    """Nobody older can be running on it, so nothing has to wait."""
+    """No older release can be running on it, so nothing has to wait."""
     files = [migration(2, "post"), migration(1, "pre")]
 
     assert [m.number for m in due(files, EMPTY, {Phase.PRE})] == [1, 2]
@@ -52,10 +52,10 @@ def test_an_empty_database_gets_everything():
 
 def test_post_waits_until_it_is_asked_for():
     first, second, third = migration(1), migration(2, "post"), migration(3)
-    standing = recorded(first)
+    state = recorded(first)
 
-    assert due([first, second, third], standing, {Phase.PRE}) == [third]
-    assert due([first, second, third], standing, frozenset(Phase)) == [second, third]
+    assert due([first, second, third], state, {Phase.PRE}) == [third]
+    assert due([first, second, third], state, frozenset(Phase)) == [second, third]
 
 
 def test_newer_recorded_migrations_do_not_stop_compatible_code():

@@ -1,4 +1,4 @@
-"""`schema.sql`, which people read, is what the migrations make."""
+"""`schema.sql`, which is for readers, is what the migrations create."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 def dumped(dsn: str) -> list[str]:
-    """Everything about the tables but their rows, as Postgres itself writes it."""
+    """Everything but the rows, as pg_dump writes it."""
     chosen = os.environ.get("TEST_POSTGRES_BIN")
     pg_dump = choose_binaries(Path(chosen) if chosen else None, major=None).bin_dir / "pg_dump"
     if not pg_dump.exists():
@@ -26,11 +26,11 @@ def dumped(dsn: str) -> list[str]:
         text=True,
         check=True,
     )
-    # A line with a backslash is for psql, and holds a secret that is new each time.
+    # A line with a backslash is for psql, and contains a secret that changes with each dump.
     return [line for line in done.stdout.splitlines() if line and not line.startswith(("--", "\\"))]
 
 
-async def test_the_schema_for_readers_is_what_the_migrations_make(dsn: str, empty_dsn: str):
+async def test_schema_sql_is_what_the_migrations_create(dsn: str, empty_dsn: str):
     connection = await asyncpg.connect(empty_dsn)
     await connection.execute(files("restante.database").joinpath("schema.sql").read_text())
     await connection.close()

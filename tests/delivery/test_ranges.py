@@ -1,4 +1,4 @@
-"""Byte ranges and entity tags, against a simple oracle."""
+"""Byte ranges and entity tags, compared with a simple implementation."""
 
 import pytest
 from hypothesis import example, given
@@ -12,8 +12,8 @@ numbers = st.none() | st.integers(0, 400)
 CONTENT = bytes(range(256)) * 2
 
 
-def slowly(first: int | None, last: int | None, size: int) -> list[int] | str | None:
-    """The positions that are asked for; "nothing" if there are none; None for the whole file."""
+def expected_positions(first: int | None, last: int | None, size: int) -> list[int] | str | None:
+    """The requested positions; "nothing" if there are none; None for the whole file."""
     if first is None and last is None:
         return None
     positions = range(size)
@@ -29,9 +29,9 @@ def slowly(first: int | None, last: int | None, size: int) -> list[int] | str | 
 @example(None, 0, 1)
 @example(0, 0, 1)
 @example(1, None, 1)
-def test_a_range_is_what_the_oracle_says(first: int | None, last: int | None, size: int):
+def test_a_range_has_the_requested_positions(first: int | None, last: int | None, size: int):
     said = ["" if number is None else str(number) for number in (first, last)]
-    expected = slowly(first, last, size)
+    expected = expected_positions(first, last, size)
     header = f"bytes={said[0]}-{said[1]}"
 
     if expected == "nothing":
@@ -52,7 +52,9 @@ def test_a_range_is_what_the_oracle_says(first: int | None, last: int | None, si
 @example("bytes=" + "9" * 5000 + "-", 5)
 @example("bytes=٣-", 5)
 @example("bytes=1-2\n", 5)
-def test_any_header_gives_a_range_inside_or_the_whole_or_none(header: str, size: int):
+def test_any_header_gives_a_range_inside_the_file_the_whole_file_or_a_refusal(
+    header: str, size: int
+):
     try:
         found = wanted_range(header, size)
     except RangeNotSatisfiable:
@@ -63,7 +65,7 @@ def test_any_header_gives_a_range_inside_or_the_whole_or_none(header: str, size:
 
 
 @pytest.mark.parametrize("header", [None, "", "bytes=0-1,3-4", "bytes=0-1,", "octets=0-1", "0-1"])
-def test_what_is_not_one_range_asks_for_the_whole(header: str | None):
+def test_a_header_that_is_not_one_range_asks_for_the_whole_file(header: str | None):
     assert wanted_range(header, 10) is None
 
 
@@ -75,13 +77,13 @@ tags = st.text("abc", min_size=1, max_size=3).map(lambda text: f'"{text}"')
 
 
 @given(st.lists(tags, max_size=4), tags, st.booleans())
-def test_a_tag_matches_if_it_is_named(listed: list[str], tag: str, weak: bool):
+def test_a_tag_matches_if_it_is_listed(listed: list[str], tag: str, weak: bool):
     header = " , ".join(("W/" if weak else "") + one for one in listed)
 
     assert matches_tag(header, tag) == (tag in listed)
 
 
-def test_a_star_matches_everything_and_nothing_matches_no_header():
+def test_a_star_matches_every_tag_and_a_missing_header_none():
     assert matches_tag("*", '"x"')
     assert not matches_tag(None, '"x"')
     assert not matches_tag("", '"x"')

@@ -1,4 +1,4 @@
-"""Undo: a workspace that acknowledged a file and then lost it gets it again, while it lasts."""
+"""A workspace that acknowledged a file and lost it can reopen it while the file is kept."""
 
 from typing import Any
 from uuid import uuid4
@@ -6,25 +6,15 @@ from uuid import uuid4
 import pytest
 from callers import ADMIN, Answer, Caller, Part, ask, pattern, registered
 from factories import Counters, counters
-from sites import Site, SiteFactory
+from sites import SiteFactory
 from sweeps import grow_older, put_back_acks
 
-from restante.database.pool import Tx
+from restante.database.pool import Connection
 from restante.ids import WorkspaceId, as_uuid
 
 pytestmark = pytest.mark.anyio
 
 CONTENT = pattern(700_001)
-
-
-@pytest.fixture
-async def caller(site: Site) -> Caller:
-    return await registered(site)
-
-
-@pytest.fixture
-async def connection(connections: Any) -> Any:
-    return await connections()
 
 
 @pytest.fixture
@@ -46,14 +36,14 @@ def id_of(caller: Caller) -> WorkspaceId:
     return WorkspaceId(found)
 
 
-async def sweep(site: Site) -> Any:
-    answer = await ask(site, "POST", "/admin/retention/sweep", headers=ADMIN)
+async def sweep(caller: Caller) -> Any:
+    answer = await ask(caller.site, "POST", "/admin/retention/sweep", headers=ADMIN)
     assert answer.status == 200, answer.body
     return answer.json
 
 
 @pytest.mark.parametrize("headers", [{}, ADMIN], ids=["by its workspace", "by the operator"])
-async def test_a_reopened_file_waits_is_announced_and_takes_its_room_again(
+async def test_a_reopened_file_is_listed_announced_and_counted_again(
     caller: Caller, acked: str, headers: dict[str, str], connection: Any
 ):
     assert (await caller.fetch(acked)).status == 404
@@ -72,16 +62,14 @@ async def test_a_reopened_file_waits_is_announced_and_takes_its_room_again(
     assert await counters(connection, id_of(caller)) == Counters(2, len(CONTENT), 1)
 
 
-async def test_a_reopened_file_is_as_if_it_had_never_been_fetched(
-    caller: Caller, acked: str, connection: Any
-):
+async def test_a_reopened_file_counts_as_never_fetched(caller: Caller, acked: str, connection: Any):
     await reopen(caller, acked)
 
     row = await connection.fetchrow("select fetched_at, acked_at, expires_at > now() from uploads")
     assert tuple(row) == (None, None, True)
 
 
-async def test_a_follower_of_the_feed_is_woken_by_it(caller: Caller, acked: str):
+async def test_a_reader_of_the_feed_sees_the_second_announcement(caller: Caller, acked: str):
     (row,) = await caller.feed()
     await reopen(caller, acked)
 
@@ -90,7 +78,7 @@ async def test_a_follower_of_the_feed_is_woken_by_it(caller: Caller, acked: str)
     assert again["request_body"]["file_id"] == acked
 
 
-async def test_it_can_be_acknowledged_and_reopened_again_and_again(
+async def test_a_file_can_be_acknowledged_and_reopened_repeatedly(
     caller: Caller, acked: str, connection: Any
 ):
     for _ in range(3):
@@ -100,10 +88,10 @@ async def test_it_can_be_acknowledged_and_reopened_again_and_again(
     assert await counters(connection, id_of(caller)) == Counters(4, 0, 0)
 
 
-async def test_a_file_that_is_past_its_time_waits_for_the_retention_at_least(
+async def test_a_reopened_file_is_kept_for_the_retention_even_if_its_ttl_is_over(
     caller: Caller, acked: str, connection: Any
 ):
-    """It was acknowledged right before it would have expired."""
+    """It was acknowledged shortly before it would have expired."""
     await connection.execute("update uploads set expires_at = now() - interval '1 second'")
 
     assert (await reopen(caller, acked)).status == 200
@@ -112,7 +100,7 @@ async def test_a_file_that_is_past_its_time_waits_for_the_retention_at_least(
     assert await connection.fetchval("select expires_at > now() + interval '50 min' from uploads")
 
 
-async def assert_gone(caller: Caller, file_id: str, connection: Tx) -> None:
+async def assert_gone(caller: Caller, file_id: str, connection: Connection) -> None:
     before = await counters(connection, id_of(caller))
     for headers in ({}, ADMIN):
         answer = await reopen(caller, file_id, headers=headers)
@@ -120,18 +108,20 @@ async def assert_gone(caller: Caller, file_id: str, connection: Tx) -> None:
     assert await counters(connection, id_of(caller)) == before
 
 
-async def test_after_its_retention_it_is_gone_swept_or_not(
+async def test_after_its_retention_a_file_cannot_be_reopened_swept_or_not(
     caller: Caller, acked: str, connection: Any
 ):
     await put_back_acks(connection)
     await assert_gone(caller, acked, connection)
 
-    assert (await sweep(caller.site))["acked"] == 1
+    assert (await sweep(caller))["acked"] == 1
 
     await assert_gone(caller, acked, connection)
 
 
-async def test_what_was_never_acknowledged_cannot_be_reopened(caller: Caller, connection: Any):
+async def test_a_file_that_was_never_acknowledged_cannot_be_reopened(
+    caller: Caller, connection: Any
+):
     (waiting,) = await caller.staged()
     await assert_gone(caller, waiting, connection)
     await connection.execute("update uploads set expires_at = now()")
@@ -139,7 +129,9 @@ async def test_what_was_never_acknowledged_cannot_be_reopened(caller: Caller, co
     await assert_gone(caller, str(uuid4()), connection)
 
 
-async def test_nobody_reopens_anothers_file(caller: Caller, acked: str, connection: Any):
+async def test_a_workspace_cannot_reopen_the_file_of_another(
+    caller: Caller, acked: str, connection: Any
+):
     other = await registered(caller.site)
 
     await assert_gone(other, acked, connection)
@@ -154,7 +146,7 @@ async def test_nobody_reopens_anothers_file(caller: Caller, acked: str, connecti
     assert await connection.fetchval("select acked_at is not null from uploads")
 
 
-async def test_without_a_retention_there_is_no_undo(run_site: SiteFactory, connection: Any):
+async def test_without_a_retention_nothing_can_be_reopened(run_site: SiteFactory, connection: Any):
     async with run_site(ack_retention_seconds=0) as site:
         caller = await registered(site)
         (file_id,) = await caller.staged()
@@ -163,10 +155,10 @@ async def test_without_a_retention_there_is_no_undo(run_site: SiteFactory, conne
         await assert_gone(caller, file_id, connection)
 
 
-async def test_a_reopened_file_is_not_swept_and_goes_with_its_bucket_s_bytes_moved(
+async def test_a_reopened_file_is_not_swept_and_its_bytes_are_moved_out_of_an_old_bucket(
     caller: Caller, acked: str, connection: Any
 ):
-    """Its hour is over and everything else of that hour is gone."""
+    """The hour of its bucket is over, and everything else in it is due."""
     others = await caller.staged(*[Part(pattern(900_000))] * 8)
     for file_id in others:
         await caller.ack(file_id)
@@ -174,7 +166,7 @@ async def test_a_reopened_file_is_not_swept_and_goes_with_its_bucket_s_bytes_mov
     await connection.execute("update uploads set acked_at = now() where file_id = $1", acked)
     await reopen(caller, acked)
 
-    report = await sweep(caller.site)
+    report = await sweep(caller)
 
     assert (report["acked"], report["expired"]) == (8, 0)
     assert "move live files" in [step["action"] for step in report["done"]]

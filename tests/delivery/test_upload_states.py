@@ -1,9 +1,9 @@
-"""Uploads in any state: which one that is, how they are listed, and how they expire."""
+"""Uploads in any state: how the state is derived, listed and filtered, and how uploads expire."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
-from typing import Any
-from uuid import UUID
+from datetime import datetime, timedelta
+from typing import Any, get_args
+from uuid import uuid4
 
 import pytest
 from factories import (
@@ -15,77 +15,112 @@ from factories import (
     counters,
     make_upload,
     make_workspace,
+    sweep_uploads,
     until_blocked,
 )
 
-from restante.database.pool import Database, Tx
-from restante.delivery import store as uploads
-from restante.delivery.rules import State, Swept
-from restante.delivery.store import Wanted
-from restante.ids import FileId, WorkspaceId, new_file_id
+from restante import wire
+from restante.database.pool import Connection
+from restante.delivery import store
+from restante.delivery.store import BEGINNING, Wanted
+from restante.ids import FileId, WorkspaceId
 
 pytestmark = pytest.mark.anyio
 
 MOMENT = timedelta(microseconds=1)
-BEGINNING = (datetime.fromtimestamp(0, UTC), UUID(int=0))
+STATES = get_args(wire.UploadState)
 
 
-@pytest.fixture
-async def connection(db_with_partitions: Database, connections: Any) -> Any:
-    return await connections()
+async def uploads(
+    connection: Connection,
+    now: datetime = NOW,
+    *,
+    limit: int = 100,
+    after: Any = BEGINNING,
+    **wanted: Any,
+) -> list[wire.UploadView]:
+    return await store.in_any_state(
+        connection, Wanted(**wanted), after=after, limit=limit, ack_retention=HOUR, now=now
+    )
 
 
-@pytest.fixture
-async def workspace_id(connection: Tx) -> WorkspaceId:
-    return await make_workspace(connection)
-
-
-async def found(connection: Tx, now: datetime = NOW, **wanted: Any) -> list[tuple[FileId, State]]:
-    rows = await uploads.standing(connection, Wanted(**wanted), after=BEGINNING, limit=100, now=now)
-    return [(row.upload.file_id, row.state) for row in rows]
+async def found(connection: Connection, now: datetime = NOW, **wanted: Any) -> list[Any]:
+    return [(one.file_id, one.state) for one in await uploads(connection, now, **wanted)]
 
 
 # Which state
 
 
 async def test_an_upload_is_never_fetched_fetched_acked_or_expired(
-    connection: Tx, workspace_id: WorkspaceId
+    connection: Connection, workspace_id: WorkspaceId
 ):
-    """An acknowledged one stays so, also past the time until which it would have waited."""
-    waiting, fetched, acked = [
+    """An acknowledged upload stays acknowledged after its expiry."""
+    unfetched, fetched, acked = [
         await make_upload(connection, workspace_id, now=NOW + number * MOMENT)
         for number in range(3)
     ]
-    await uploads.mark_fetched(connection, workspace_id, fetched, now=NOW)
-    await uploads.acknowledge(connection, workspace_id, acked, now=NOW)
+    await store.mark_fetched(connection, workspace_id, fetched, now=NOW)
+    await store.acknowledge(connection, workspace_id, acked, now=NOW)
 
     assert await found(connection) == [
-        (waiting, "never_fetched"),
+        (unfetched, "never_fetched"),
         (fetched, "fetched"),
         (acked, "acked"),
     ]
     assert await found(connection, NOW + 2 * DAY) == [
-        (waiting, "expired"),
+        (unfetched, "expired"),
         (fetched, "expired"),
         (acked, "acked"),
     ]
-    for state, file_id in (("never_fetched", waiting), ("fetched", fetched), ("acked", acked)):
-        assert await found(connection, state=state) == [(file_id, state)]
+
+
+async def test_a_filter_finds_the_uploads_of_one_state_and_no_others(
+    connection: Connection, workspace_id: WorkspaceId
+):
+    """Each upload is found by exactly one state."""
+    made = dict[str, FileId]()
+    for state in STATES:
+        expires_at = NOW if state == "expired" else NOW + DAY
+        made[state] = await make_upload(connection, workspace_id, expires_at=expires_at)
+    await store.mark_fetched(connection, workspace_id, made["fetched"], now=NOW)
+    await store.acknowledge(connection, workspace_id, made["acked"], now=NOW)
+
+    for state in STATES:
+        assert await found(connection, state=state) == [(made[state], state)]
+
+
+async def test_a_fetched_upload_is_listed_as_never_fetched_only_after_it_was_reopened(
+    connection: Connection, workspace_id: WorkspaceId
+):
+    """Neither expiry nor acknowledgement forgets that it was fetched."""
+    expired, reopened = [await make_upload(connection, workspace_id) for _ in range(2)]
+    for file_id in (expired, reopened):
+        await store.mark_fetched(connection, workspace_id, file_id, now=NOW)
+    await store.expire(connection, workspace_id, expired, now=NOW)
+    await store.acknowledge(connection, workspace_id, reopened, now=NOW)
+    acked = await store.get_acked(connection, workspace_id, reopened)
+    assert acked
+
+    before = await found(connection, state="never_fetched")
+    await store.reopen(connection, acked, now=NOW, acked_since=NOW - HOUR, expires_at=NOW + HOUR)
+
+    assert before == []
+    assert await found(connection, state="never_fetched") == [(reopened, "never_fetched")]
 
 
 async def test_it_expires_at_the_moment_from_which_it_cannot_be_fetched(
-    connection: Tx, workspace_id: WorkspaceId
+    connection: Connection, workspace_id: WorkspaceId
 ):
     file_id = await make_upload(connection, workspace_id)
 
     for now, state in ((NOW + DAY - MOMENT, "never_fetched"), (NOW + DAY, "expired")):
-        can_be_fetched = await uploads.get(connection, workspace_id, file_id, now=now) is not None
+        can_be_fetched = await store.get(connection, workspace_id, file_id, now=now) is not None
         assert await found(connection, now) == [(file_id, state)]
         assert can_be_fetched == (state == "never_fetched")
 
 
 async def test_it_is_found_by_its_file_id_alone_and_not_in_another_workspace(
-    connection: Tx, workspace_id: WorkspaceId
+    connection: Connection, workspace_id: WorkspaceId
 ):
     other = await make_workspace(connection)
     theirs, file_id = [await make_upload(connection, one) for one in (other, workspace_id)]
@@ -93,11 +128,13 @@ async def test_it_is_found_by_its_file_id_alone_and_not_in_another_workspace(
     assert await found(connection, file_id=file_id) == [(file_id, "never_fetched")]
     assert await found(connection, file_id=file_id, workspace_id=other) == []
     assert await found(connection, workspace_id=other) == [(theirs, "never_fetched")]
-    assert await found(connection, file_id=new_file_id()) == []
+    assert await found(connection, file_id=FileId(uuid4())) == []
 
 
-async def test_all_are_listed_oldest_first_page_by_page(connection: Tx, workspace_id: WorkspaceId):
-    """Those of one moment, be they of several workspaces, come in the order of their ids."""
+async def test_all_are_listed_oldest_first_page_by_page(
+    connection: Connection, workspace_id: WorkspaceId
+):
+    """Uploads of the same time are in the order of their ids, whatever their workspace."""
     other = await make_workspace(connection)
     made = [
         await make_upload(connection, one, now=NOW + number // 4 * HOUR)
@@ -105,22 +142,35 @@ async def test_all_are_listed_oldest_first_page_by_page(connection: Tx, workspac
     ]
     after, listed = BEGINNING, list[FileId]()
 
-    while page := await uploads.standing(connection, Wanted(), after=after, limit=3, now=NOW):
-        listed += [one.upload.file_id for one in page]
-        after = (page[-1].upload.created_at, page[-1].upload.file_id)
+    while page := await uploads(connection, after=after, limit=3):
+        listed += [FileId(one.file_id) for one in page]
+        after = (page[-1].created_at, page[-1].file_id)
 
     assert listed == [*sorted(made[:4]), *sorted(made[4:])]
 
 
-async def test_its_leaf_is_the_one_that_has_its_bytes(connection: Any, workspace_id: WorkspaceId):
+async def test_its_partition_is_the_one_that_has_its_bytes(
+    connection: Any, workspace_id: WorkspaceId
+):
     await make_upload(connection, workspace_id)
-    (one,) = await uploads.standing(connection, Wanted(), after=BEGINNING, limit=1, now=NOW)
+    (one,) = await uploads(connection)
 
-    leaf = await uploads.leaf_of(connection, one.upload)
-    assert await connection.fetchval(f"select count(*) from {leaf}") == 1
+    partition = await store.partition_of(connection, one)
+    assert await connection.fetchval(f"select count(*) from {partition}") == 1
     await connection.execute("delete from chunks")
 
-    assert await uploads.leaf_of(connection, one.upload) is None
+    assert await store.partition_of(connection, one) is None
+
+
+async def test_it_can_be_reopened_for_the_retention_after_its_acknowledgement(
+    connection: Connection, workspace_id: WorkspaceId
+):
+    file_id = await make_upload(connection, workspace_id)
+    (unacked,) = await uploads(connection)
+    await store.acknowledge(connection, workspace_id, file_id, now=NOW)
+    (acked,) = await uploads(connection)
+
+    assert (unacked.reopenable_until, acked.reopenable_until) == (None, NOW + HOUR)
 
 
 # Expiring
@@ -130,65 +180,65 @@ async def expires_at(connection: Any, file_id: FileId) -> datetime:
     return await connection.fetchval("select expires_at from uploads where file_id = $1", file_id)
 
 
-async def test_what_was_told_to_expire_cannot_be_fetched_and_is_swept_with_its_room(
-    connection: Tx, workspace_id: WorkspaceId
+async def test_an_upload_that_was_let_expire_cannot_be_fetched_and_frees_its_room_when_swept(
+    connection: Connection, workspace_id: WorkspaceId
 ):
     file_id = await make_upload(connection, workspace_id, Content(bytes(10)))
     await make_upload(connection, workspace_id, Content(bytes(7)))
     now = NOW + HOUR
 
-    expired = await uploads.expire(connection, workspace_id, file_id, now=now)
+    expired = await store.expire(connection, workspace_id, file_id, now=now)
 
     assert expired
-    assert (expired.first_time, expired.expired_at) == (True, now)
-    assert await uploads.get(connection, workspace_id, file_id, now=now) is None
-    assert await uploads.acknowledge(connection, workspace_id, file_id, now=now) is None
+    assert (expired.is_first, expired.expired_at) == (True, now)
+    assert await store.get(connection, workspace_id, file_id, now=now) is None
+    assert await store.acknowledge(connection, workspace_id, file_id, now=now) is None
     assert await counters(connection, workspace_id) == Counters(2, 17, 2)
-    later = now + MOMENT
-    swept = await uploads.sweep(connection, acked_before=later, expired_before=later)
-    assert swept == Swept(expired=1)
+    assert await sweep_uploads(connection, now=now + MOMENT) == {"expired": 1}
     assert await counters(connection, workspace_id) == Counters(2, 7, 1)
 
 
-async def test_the_first_time_it_expired_stays(connection: Tx, workspace_id: WorkspaceId):
-    """Whether it was told to, or its time was over."""
-    told = await make_upload(connection, workspace_id)
+async def test_the_is_first_it_expired_stays(connection: Connection, workspace_id: WorkspaceId):
+    """Whether the operator let it expire or its TTL was over."""
+    by_hand = await make_upload(connection, workspace_id)
     by_itself = await make_upload(connection, workspace_id, expires_at=NOW - HOUR)
-    await uploads.expire(connection, workspace_id, told, now=NOW)
+    await store.expire(connection, workspace_id, by_hand, now=NOW)
 
-    for file_id, since in ((told, NOW), (by_itself, NOW - HOUR)):
-        again = await uploads.expire(connection, workspace_id, file_id, now=NOW + HOUR)
+    for file_id, since in ((by_hand, NOW), (by_itself, NOW - HOUR)):
+        again = await store.expire(connection, workspace_id, file_id, now=NOW + HOUR)
         assert again
-        assert (again.first_time, again.expired_at) == (False, since)
+        assert (again.is_first, again.expired_at) == (False, since)
         assert await expires_at(connection, file_id) == since
 
 
-async def test_what_is_not_there_does_not_expire(connection: Tx, workspace_id: WorkspaceId):
+async def test_an_absent_or_foreign_upload_does_not_expire(
+    connection: Connection, workspace_id: WorkspaceId
+):
     other = await make_workspace(connection)
     file_id = await make_upload(connection, workspace_id)
 
-    assert await uploads.expire(connection, other, file_id, now=NOW) is None
-    assert await uploads.expire(connection, workspace_id, new_file_id(), now=NOW) is None
+    assert await store.expire(connection, other, file_id, now=NOW) is None
+    assert await store.expire(connection, workspace_id, FileId(uuid4()), now=NOW) is None
     assert await expires_at(connection, file_id) == NOW + DAY
 
 
-async def test_an_acknowledgement_that_comes_first_stays(
-    connection: Tx, workspace_id: WorkspaceId, connections: Any
+async def test_an_acknowledgement_before_the_expiry_stays(
+    connection: Connection, workspace_id: WorkspaceId, connections: Any
 ):
-    """The operator is told, and the file can still be reopened as if nothing had been tried."""
+    """The operator gets to know, and the file can be reopened as before."""
     second, watcher = await connections(), await connections()
     file_id = await make_upload(connection, workspace_id)
     acking = connection.transaction()
     await acking.start()
-    await uploads.acknowledge(connection, workspace_id, file_id, now=NOW)
-    expiring = asyncio.create_task(uploads.expire(second, workspace_id, file_id, now=NOW + HOUR))
+    await store.acknowledge(connection, workspace_id, file_id, now=NOW)
+    expiring = asyncio.create_task(store.expire(second, workspace_id, file_id, now=NOW + HOUR))
     await until_blocked(watcher, second)
 
     await acking.commit()
 
     expired = await expiring
     assert expired
-    assert (expired.first_time, expired.acked_at) == (False, NOW)
+    assert (expired.is_first, expired.acked_at) == (False, NOW)
     assert await expires_at(watcher, file_id) == NOW + DAY
     assert await found(watcher) == [(file_id, "acked")]
     assert await counters(watcher, workspace_id) == Counters(1, 0, 0)
@@ -196,46 +246,46 @@ async def test_an_acknowledgement_that_comes_first_stays(
 
 @pytest.mark.parametrize(
     ("acked_at", "state", "swept"),
-    [(NOW + HOUR, "expired", Swept(expired=1)), (NOW - HOUR, "acked", Swept(acked=1))],
-    ids=["asked for after", "asked for before"],
+    [(NOW + HOUR, "expired", {"expired": 1}), (NOW - HOUR, "acked", {"acked": 1})],
+    ids=["requested after", "requested before"],
 )
-async def test_an_acknowledgement_that_waited_for_the_expiry_counts_if_it_was_asked_for_in_time(
+async def test_an_acknowledgement_that_waited_for_the_expiry_counts_if_it_was_requested_before(
     *,
-    connection: Tx,
+    connection: Connection,
     workspace_id: WorkspaceId,
     connections: Any,
     acked_at: datetime,
-    state: State,
-    swept: Swept,
+    state: wire.UploadState,
+    swept: dict[str, int],
 ):
-    """One or the other, and the room is given back once."""
+    """One of the two happens, and the room is freed once."""
     second, watcher = await connections(), await connections()
     file_id = await make_upload(connection, workspace_id)
     expiring = connection.transaction()
     await expiring.start()
-    await uploads.expire(connection, workspace_id, file_id, now=NOW)
-    acking = asyncio.create_task(uploads.acknowledge(second, workspace_id, file_id, now=acked_at))
+    await store.expire(connection, workspace_id, file_id, now=NOW)
+    acking = asyncio.create_task(store.acknowledge(second, workspace_id, file_id, now=acked_at))
     await until_blocked(watcher, second)
 
     await expiring.commit()
 
-    assert (await acking is None) == (state == "expired")
+    acked = await acking
+    assert acked
+    assert (acked.is_gone, acked.is_first) == (state == "expired", state == "acked")
     assert await found(watcher, NOW + HOUR) == [(file_id, state)]
-    later = NOW + DAY
-    assert await uploads.sweep(watcher, acked_before=later, expired_before=later) == swept
+    assert await sweep_uploads(watcher, now=NOW + DAY) == swept
     assert await counters(watcher, workspace_id) == Counters(1, 0, 0)
 
 
-async def test_an_expiry_that_the_sweep_was_faster_than_finds_nothing(
-    connection: Tx, workspace_id: WorkspaceId, connections: Any
+async def test_an_expiry_that_waited_for_the_sweep_finds_nothing(
+    connection: Connection, workspace_id: WorkspaceId, connections: Any
 ):
     second, watcher = await connections(), await connections()
     file_id = await make_upload(connection, workspace_id)
     sweeping = connection.transaction()
     await sweeping.start()
-    later = NOW + 2 * DAY
-    await uploads.sweep(connection, acked_before=later, expired_before=later)
-    expiring = asyncio.create_task(uploads.expire(second, workspace_id, file_id, now=NOW))
+    await sweep_uploads(connection, now=NOW + 2 * DAY)
+    expiring = asyncio.create_task(store.expire(second, workspace_id, file_id, now=NOW))
     await until_blocked(watcher, second)
 
     await sweeping.commit()

@@ -1,6 +1,7 @@
-"""The feed on several connections: seqs are dense, in the order of the commits, and never ahead."""
+"""The feed on several connections: seqs are dense and in commit order; pages, cursors, filters."""
 
 import asyncio
+import json
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -17,7 +18,7 @@ from factories import (
     until_blocked,
 )
 
-from restante.database.pool import Database, Tx
+from restante.database.pool import Connection, Database
 from restante.delivery import store as uploads
 from restante.feed import store as feed
 from restante.feed.rules import EVERYTHING, Filter, Marks
@@ -34,16 +35,18 @@ async def workspace_id(db_with_partitions: Database) -> WorkspaceId:
 
 @pytest.fixture
 async def three(workspace_id: WorkspaceId, connections: Any) -> list[Any]:
-    """Two who write and one who reads."""
+    """Two writers and one reader."""
     return [await connections() for _ in range(3)]
 
 
-async def seqs(reader: Tx, workspace_id: WorkspaceId) -> list[int]:
+async def seqs(reader: Connection, workspace_id: WorkspaceId) -> list[int]:
     rows = await feed.rows_after(reader, workspace_id, 0, EVERYTHING, 500)
     return [row.seq for row in rows]
 
 
-async def append(connection: Tx, workspace_id: WorkspaceId, text: str = "hello") -> int | None:
+async def append(
+    connection: Connection, workspace_id: WorkspaceId, text: str = "hello"
+) -> int | None:
     return await feed.append(connection, workspace_id, make_message(text), now=NOW)
 
 
@@ -70,7 +73,9 @@ async def test_the_second_writer_waits_for_the_commit_of_the_first(
     assert await seqs(reader, workspace_id) == [1, 2]
 
 
-async def test_a_rolled_back_row_leaves_no_hole(three: list[Any], workspace_id: WorkspaceId):
+async def test_a_rolled_back_row_leaves_no_gap_in_the_seqs(
+    three: list[Any], workspace_id: WorkspaceId
+):
     first, second, reader = three
     transaction = first.transaction()
     await transaction.start()
@@ -85,7 +90,7 @@ async def test_a_rolled_back_row_leaves_no_hole(three: list[Any], workspace_id: 
 
 
 async def test_files_and_messages_share_one_order(three: list[Any], workspace_id: WorkspaceId):
-    """Three files that are committing come before the message that came after them."""
+    """A message waits for the commit of the three files that were published before it."""
     first, second, reader = three
     transaction = first.transaction()
     await transaction.start()
@@ -101,7 +106,7 @@ async def test_files_and_messages_share_one_order(three: list[Any], workspace_id
     assert await seqs(reader, workspace_id) == [1, 2, 3, 4]
 
 
-async def test_a_publication_that_waited_counts_on_from_what_it_waited_for(
+async def test_a_publication_that_waited_takes_the_seqs_after_the_row_it_waited_for(
     three: list[Any], workspace_id: WorkspaceId
 ):
     first, second, reader = three
@@ -122,14 +127,38 @@ async def test_a_publication_that_waited_counts_on_from_what_it_waited_for(
     ]
 
 
+async def test_the_row_of_a_file_has_all_that_is_needed_to_fetch_it(
+    three: list[Any], workspace_id: WorkspaceId
+):
+    content = Content(b"12345", name="a.txt")
+
+    await uploads.publish(three[0], make_batch(workspace_id, content))
+
+    (row,) = await feed.newest_rows(three[0], workspace_id, EVERYTHING, 2)
+    assert (row.activity_type, row.method, row.status, row.source_id) == (
+        "a2a_receive",
+        "chat_upload_receive",
+        "ok",
+        None,
+    )
+    assert row.summary == "chat_upload_receive: a.txt"
+    assert json.loads(bytes(row.request_body)) == {
+        "file_id": str(content.id),
+        "name": "a.txt",
+        "mimeType": "text/plain",
+        "size": 5,
+        "uri": f"platform-pending:{workspace_id}/{content.id}",
+    }
+
+
 async def test_one_workspace_does_not_wait_for_another(three: list[Any], workspace_id: WorkspaceId):
     first, second, _ = three
     other = await make_workspace(second)
     async with first.transaction():
         await append(first, workspace_id)
 
-        async with asyncio.timeout(5):
-            assert await append(second, other) == 1
+        await second.execute("set lock_timeout = '5s'")
+        assert await append(second, other) == 1
 
 
 async def test_many_writers_leave_a_dense_feed(
@@ -159,10 +188,10 @@ async def test_a_workspace_without_a_feed_gets_no_row(three: list[Any]):
     assert await feed.acknowledge(three[0], nobody, 1) is None
 
 
-async def test_the_mark_only_moves_forward_and_never_past_the_end(
+async def test_the_acknowledged_mark_only_moves_forward_and_never_past_the_newest_row(
     three: list[Any], workspace_id: WorkspaceId
 ):
-    """A stale or repeated ack is a no-op; one from the future stops at the newest row."""
+    """A stale or repeated acknowledgement is ignored; one too high stops at the newest row."""
     connection = three[0]
     for _ in range(3):
         await append(connection, workspace_id)
@@ -177,11 +206,12 @@ async def test_a_cursor_is_found_only_in_its_own_feed(three: list[Any], workspac
     connection = three[0]
     other = await make_workspace(connection)
     await append(connection, workspace_id)
-    row = (await feed.newest_rows(connection, workspace_id, EVERYTHING, 1))[0]
+    (row,) = await feed.newest_rows(connection, workspace_id, EVERYTHING, 1)
+    row_id = ActivityId(row.id)
 
     found = [
-        await feed.cursor(connection, workspace_id, row.id),
-        await feed.cursor(connection, other, row.id),
+        await feed.cursor(connection, workspace_id, row_id),
+        await feed.cursor(connection, other, row_id),
         await feed.cursor(connection, workspace_id, ActivityId(uuid4())),
         await feed.cursor(connection, workspace_id, None),
     ]
@@ -201,7 +231,7 @@ async def test_a_cursor_is_found_only_in_its_own_feed(three: list[Any], workspac
         (Filter(from_agents=False, not_before=NOW - timedelta(seconds=60)), [1, 3]),
     ],
 )
-async def test_filters(
+async def test_filters_select_the_same_rows_in_both_directions(
     three: list[Any], workspace_id: WorkspaceId, wanted: Filter, expected: list[int]
 ):
     connection = three[0]
@@ -217,7 +247,9 @@ async def test_filters(
     assert [row.seq for row in newest] == expected[::-1]
 
 
-async def test_pages_end_where_the_limit_is(three: list[Any], workspace_id: WorkspaceId):
+async def test_a_page_has_at_most_as_many_rows_as_the_limit(
+    three: list[Any], workspace_id: WorkspaceId
+):
     connection = three[0]
     for _ in range(5):
         await append(connection, workspace_id)

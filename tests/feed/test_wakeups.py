@@ -1,24 +1,22 @@
-"""Those who wait for a feed are woken: here at once, elsewhere by few notices."""
+"""Waiting readers are woken: in this process at once, in others by few notifications."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import structlog
-from waiting import until
 
-from restante.database.pool import Database, Listener, Tx
+from restante.database.pool import Database, Listener
 from restante.errors import DatabaseUnavailable, TooManyAtOnce
-from restante.feed import store
-from restante.feed import wakeups as module
 from restante.feed.rules import NewActivity
 from restante.feed.service import Feed, Query
-from restante.feed.wakeups import Waiter, Wakeups
+from restante.feed.wakeups import CHANNEL, Waiter, Wakeups
 from restante.ids import WorkspaceId
-from restante.server.wiring import _awake
+from restante.server.wiring import notifying
 
 pytestmark = pytest.mark.anyio
 
@@ -34,50 +32,50 @@ def some_workspace() -> WorkspaceId:
 
 @pytest.fixture
 def alone(db: Database, dsn: str) -> Wakeups:
-    """The wake-ups of a process that neither tells nor hears."""
+    """The wake-ups of a process that exchanges no notifications by itself."""
     return Wakeups(db, Listener(dsn))
 
 
 @asynccontextmanager
 async def process(db: Database, dsn: str) -> AsyncIterator[Wakeups]:
-    """The wake-ups of a process that tells and hears, once it does: then everyone looks."""
+    """The wake-ups of a process that exchanges notifications; yields once it listens."""
     wakeups = Wakeups(db, Listener(dsn))
-    async with wakeups.waiting(some_workspace()) as waiter, _awake(wakeups):
-        assert await woken(waiter)
+    async with wakeups.waiting(some_workspace()) as waiter, notifying(wakeups):
+        assert await is_woken(waiter)  # everyone looks when listening begins
         yield wakeups
 
 
 @asynccontextmanager
-async def overheard(connection: Any) -> AsyncIterator[list[str]]:
-    """Every notice that is given meanwhile; all given before the end are in it."""
-    notices: list[str] = []
+async def recorded(connection: Any) -> AsyncIterator[list[str]]:
+    """Every notification that is sent while inside; complete at the end."""
+    notifications: list[str] = []
     last = asyncio.Event()
 
-    def hear(_connection: object, _pid: int, _channel: str, payload: object) -> None:
+    def record(_connection: object, _pid: int, _channel: str, payload: object) -> None:
         if payload == "the last one":
             last.set()
         else:
-            notices.append(str(payload))
+            notifications.append(str(payload))
 
-    await connection.add_listener(store.CHANNEL, hear)
-    yield notices
-    await connection.execute(f"notify {store.CHANNEL}, 'the last one'")
+    await connection.add_listener(CHANNEL, record)
+    yield notifications
+    await connection.execute(f"notify {CHANNEL}, 'the last one'")
     await last.wait()
-    await connection.remove_listener(store.CHANNEL, hear)
+    await connection.remove_listener(CHANNEL, record)
 
 
-async def woken(waiter: Waiter, seconds: float = 10) -> bool:
+async def is_woken(waiter: Waiter, seconds: float = 30) -> bool:
     return await waiter.wait(seconds)
 
 
-async def test_growth_wakes_everyone_who_waits_for_this_feed_and_nobody_else(alone: Wakeups):
+async def test_growth_wakes_every_waiter_of_this_feed_and_of_no_other(alone: Wakeups):
     one, other = some_workspace(), some_workspace()
     async with alone.waiting(one) as a, alone.waiting(one) as b, alone.waiting(other) as c:
         alone.grew(one)
 
-        assert await woken(a)
-        assert await woken(b)
-        assert not await woken(c, 0)
+        assert await is_woken(a)
+        assert await is_woken(b)
+        assert not await is_woken(c, 0)
 
 
 async def test_growth_during_a_look_is_not_lost(alone: Wakeups):
@@ -85,28 +83,32 @@ async def test_growth_during_a_look_is_not_lost(alone: Wakeups):
     workspace = some_workspace()
     async with alone.waiting(workspace) as waiter:
         alone.grew(workspace)
-        assert await woken(waiter)
+        assert await is_woken(waiter)
         alone.grew(workspace)
 
-        assert await woken(waiter)
-        assert not await woken(waiter, 0)
+        assert await is_woken(waiter)
+        assert not await is_woken(waiter, 0)
 
 
-async def test_nothing_is_kept_for_those_who_have_left(
-    alone: Wakeups, monkeypatch: pytest.MonkeyPatch
-):
+async def fill(stack: AsyncExitStack, wakeups: Wakeups, workspace: WorkspaceId) -> None:
+    """Register waiters until one is refused."""
+    with suppress(TooManyAtOnce):
+        while True:
+            await stack.enter_async_context(wakeups.waiting(workspace))
+
+
+async def test_nothing_is_kept_for_waiters_that_have_left(alone: Wakeups):
     """Not after a refusal, an error or a cancellation either: workspaces come and go for years."""
-    monkeypatch.setattr(module, "_MAX_WAITERS", 1)
     workspace = some_workspace()
 
     async def wait_for_ever() -> None:
         async with alone.waiting(workspace) as waiter:
             await waiter.wait(None)
 
-    async with alone.waiting(workspace):
-        with pytest.raises(TooManyAtOnce, match="1 requests wait"):
-            async with alone.waiting(workspace):
-                pass
+    async with AsyncExitStack() as stack:
+        await fill(stack, alone, workspace)
+        with pytest.raises(TooManyAtOnce, match="requests wait for this feed already"):
+            await stack.enter_async_context(alone.waiting(workspace))
     with pytest.raises(ZeroDivisionError):
         async with alone.waiting(workspace):
             raise ZeroDivisionError
@@ -120,29 +122,59 @@ async def test_nothing_is_kept_for_those_who_have_left(
     assert alone._waiters == {}
 
 
-async def test_the_stop_wakes_everyone_and_nobody_waits_any_more(alone: Wakeups, db: Database):
+async def test_watchers_do_not_take_the_places_of_polls(alone: Wakeups):
+    """A canvas with too many windows must not keep the workspace from polling."""
+    workspace = some_workspace()
+    async with AsyncExitStack() as stack:
+        await fill(stack, alone, workspace)
+
+        async with alone.waiting(workspace, is_watcher=True), alone.waiting(some_workspace()):
+            pass
+
+
+async def test_the_stop_wakes_everyone_and_ends_all_waiting(alone: Wakeups, db: Database):
     one, other = some_workspace(), some_workspace()
     async with alone.waiting(one) as a, alone.waiting(other) as b:
         alone.stop()
 
-        assert await woken(a)
-        assert await woken(b)
-    async with asyncio.timeout(5):
+        assert await is_woken(a)
+        assert await is_woken(b)
+    async with asyncio.timeout(30):
         page = await Feed(db, alone).read(one, Query(wait_seconds=60))
     assert not page.rows
 
 
-async def test_fast_commits_share_a_notice(db: Database, dsn: str, connections: Callable[[], Any]):
-    """One notice per commit would cost most of the throughput."""
+async def test_commits_share_a_notification(
+    alone: Wakeups, db: Database, connections: Callable[[], Any]
+):
+    """One notification per commit would cost most of the throughput."""
     connection = await connections()
     workspace = await feed_of_a_workspace(connection)
-    async with overheard(connection) as notices, process(db, dsn) as wakeups:
-        feed = Feed(db, wakeups)
-        for number in range(200):
-            await feed.append(workspace, NewActivity("m", str(number), b"{}"))
+    async with recorded(connection) as notifications:
+        await append(Feed(db, alone), workspace, count=20)
 
-    assert 1 <= len(notices) <= 100
-    assert all(str(workspace) in notice for notice in notices)
+        await alone.notify_others()
+        await alone.notify_others()
+
+    (notification,) = notifications
+    assert notification.endswith(f",{workspace}")
+
+
+async def test_commits_that_are_faster_than_the_notifier_share_its_notifications(
+    db: Database, dsn: str, connections: Callable[[], Any]
+):
+    connection = await connections()
+    workspace = await feed_of_a_workspace(connection)
+    async with recorded(connection) as notifications, process(db, dsn) as wakeups:
+        await append(Feed(db, wakeups), workspace, count=200)
+
+    assert 1 <= len(notifications) < 200
+
+
+async def append(feed: Feed, workspace: WorkspaceId, *, count: int) -> None:
+    """Append rows from as many writers at once as there are connections."""
+    rows = [NewActivity("m", str(number), b"{}") for number in range(count)]
+    await asyncio.gather(*(feed.append(workspace, row, now=datetime.now(UTC)) for row in rows))
 
 
 async def feed_of_a_workspace(connection: Any) -> WorkspaceId:
@@ -154,27 +186,27 @@ async def feed_of_a_workspace(connection: Any) -> WorkspaceId:
     return workspace
 
 
-async def test_many_workspaces_are_told_in_notices_that_fit(
-    db: Database, dsn: str, connections: Callable[[], Any]
+async def test_many_workspaces_are_sent_in_notifications_that_fit(
+    alone: Wakeups, db: Database, dsn: str, connections: Callable[[], Any]
 ):
     connection = await connections()
     workspaces = [some_workspace() for _ in range(501)]
     async with AsyncExitStack() as stack:
-        notices = await stack.enter_async_context(overheard(connection))
-        here = await stack.enter_async_context(process(db, dsn))
+        notifications = await stack.enter_async_context(recorded(connection))
         there = await stack.enter_async_context(process(db, dsn))
         waiters = [await stack.enter_async_context(there.waiting(each)) for each in workspaces]
         for workspace in workspaces:
-            here.grew(workspace)
+            alone.grew(workspace)
 
-        assert all([await woken(waiter) for waiter in waiters])
-        await until(lambda: asyncio.sleep(0, not here._something_to_tell.is_set()))
+        await alone.notify_others()
 
-    assert len(notices) == 3
+        assert all([await is_woken(waiter) for waiter in waiters])
+
+    assert len(notifications) == 3
 
 
-async def test_a_process_does_not_hear_its_own_notices(db: Database, dsn: str):
-    """It has woken its own at the commit; they would look twice for every row."""
+async def test_a_process_ignores_its_own_notifications(db: Database, dsn: str):
+    """It has woken its own waiters at the commit; they would look twice for every row."""
     workspace, later = some_workspace(), some_workspace()
     async with (
         process(db, dsn) as here,
@@ -183,83 +215,78 @@ async def test_a_process_does_not_hear_its_own_notices(db: Database, dsn: str):
         here.waiting(later) as second,
     ):
         here.grew(workspace)
-        assert await woken(waiter)
-        await here.tell_now()
-        there.grew(later)  # comes after it on the same connection
-        assert await woken(second)
+        assert await is_woken(waiter)
+        await here.notify_others()
+        there.grew(later)  # arrives after it on the same connection
+        assert await is_woken(second)
 
-        assert not await woken(waiter, 0)
+        assert not await is_woken(waiter, 0)
 
 
-async def test_after_a_gap_in_hearing_everyone_looks_again(
-    alone: Wakeups,
-    db: Database,
-    dsn: str,
-    connections: Callable[[], Any],
-    monkeypatch: pytest.MonkeyPatch,
+async def test_after_a_lost_connection_everyone_looks_again_and_notifications_arrive_again(
+    alone: Wakeups, db: Database, dsn: str, connections: Callable[[], Any]
 ):
-    """What was told while nobody listened is lost; and then news are heard again."""
-    monkeypatch.setattr(module, "_LISTEN_AGAIN_SECONDS", 0)
+    """Notifications that were sent while nobody listened are lost."""
     connection = await connections()
     workspace = some_workspace()
     async with process(db, dsn) as there, there.waiting(workspace) as waiter:
         assert len(await connection.fetch(KILL_LISTENERS)) == 1
 
-        assert await woken(waiter)
+        assert await is_woken(waiter)
         alone.grew(workspace)
-        await alone.tell_now()
-        assert await woken(waiter)
+        await alone.notify_others()
+        assert await is_woken(waiter)
 
 
-@pytest.mark.parametrize("failure", [DatabaseUnavailable("away"), ZeroDivisionError()])
-async def test_a_notice_that_failed_is_given_again(
-    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch, failure: Exception
-):
-    """Whatever the reason: a notifier that dies silently leaves other processes in the dark."""
-    monkeypatch.setattr(module, "_TELL_AGAIN_SECONDS", 0)
-    notify = store.notify
-    failures = [failure]
+class FailingOnce(Database):
+    """A database on which the first notification fails."""
 
-    async def fail_once(connection: Tx, payload: str) -> None:
-        if failures:
-            raise failures.pop()
-        await notify(connection, payload)
+    def __init__(self, db: Database, failure: Exception) -> None:
+        super().__init__(db._pool, acquire_timeout_seconds=5)
+        self._failures = [failure]
 
-    monkeypatch.setattr(store, "notify", fail_once)
+    async def notify(self, channel: str, payload: str) -> None:
+        if self._failures:
+            raise self._failures.pop()
+        await super().notify(channel, payload)
+
+
+@pytest.mark.parametrize("failure", [DatabaseUnavailable("unavailable"), ZeroDivisionError()])
+async def test_a_notification_that_failed_is_sent_again(db: Database, dsn: str, failure: Exception):
+    """Whatever the reason: without a notifier, readers at other processes would wait in vain."""
     workspace = some_workspace()
     with structlog.testing.capture_logs() as logged:
         async with (
-            process(db, dsn) as here,
+            process(FailingOnce(db, failure), dsn) as here,
             process(db, dsn) as there,
             there.waiting(workspace) as waiter,
         ):
             here.grew(workspace)
 
-            assert await woken(waiter)
+            assert await is_woken(waiter)
 
     assert [line["event"] for line in logged] == ["notice_failed"]
 
 
-async def test_nonsense_on_the_channel_harms_nobody(
+async def test_malformed_notifications_are_ignored(
     db: Database, dsn: str, connections: Callable[[], Any]
 ):
     connection = await connections()
     workspace = some_workspace()
     async with process(db, dsn) as there, there.waiting(workspace) as waiter:
         for payload in ("", "x", ",,", f"somebody,nonsense,{workspace}"):
-            await connection.execute("select pg_notify($1, $2)", store.CHANNEL, payload)
+            await connection.execute("select pg_notify($1, $2)", CHANNEL, payload)
 
-        assert await woken(waiter)
+        assert await is_woken(waiter)
 
 
-async def test_what_was_committed_last_is_told_before_the_end(
-    db: Database, dsn: str, connections: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+async def test_the_last_commit_is_notified_before_the_process_ends(
+    db: Database, dsn: str, connections: Callable[[], Any]
 ):
-    """A server that is replaced has told the others of all that it took in."""
-    monkeypatch.setattr(module, "_GATHER_SECONDS", 3600)
+    """A server that is replaced has notified the others of everything that it received."""
     connection = await connections()
     workspace = some_workspace()
-    async with overheard(connection) as notices, process(db, dsn) as wakeups:
-        wakeups.grew(workspace)
+    async with recorded(connection) as notifications, process(db, dsn) as wakeups:
+        wakeups.grew(workspace)  # the end comes before the notifier can run
 
-    assert [notice.split(",")[1:] for notice in notices] == [[str(workspace)]]
+    assert [payload.split(",")[1:] for payload in notifications] == [[str(workspace)]]

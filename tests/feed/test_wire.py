@@ -1,9 +1,6 @@
-"""WIRE, The feed: rows, filters, cursors, waiting, the mark of what was handled; and messages."""
+"""The feed over HTTP: rows, pages, filters, cursors by id and by seq, and who may read."""
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -11,21 +8,14 @@ from uuid import UUID, uuid4
 import pytest
 from callers import (
     ADMIN,
-    Answer,
     Caller,
     Part,
     ask,
     bearer,
     registered,
-    request_head,
-    waits_for_a_lock,
-    wire_to,
 )
-from sites import Site, SiteFactory
+from sites import Site
 from ulid import ULID
-from waiting import until
-
-from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio
 
@@ -99,7 +89,7 @@ async def test_without_a_cursor_the_newest_come_first(caller: Caller):
     assert [row["seq"] for row in await caller.feed(limit=2)] == [5, 4]
 
 
-async def test_with_a_cursor_what_follows_comes_oldest_first(caller: Caller):
+async def test_rows_after_a_cursor_come_oldest_first(caller: Caller):
     await caller.staged(*[Part()] * 5)
     second = (await caller.feed())[3]
 
@@ -116,7 +106,7 @@ async def test_nothing_after_the_cursor_is_an_empty_array(caller: Caller):
     assert await (await registered(caller.site)).feed() == []
 
 
-async def test_following_the_cursor_by_small_pages_meets_every_row_once(caller: Caller):
+async def test_following_the_cursor_by_small_pages_returns_every_row_once(caller: Caller):
     await caller.staged(*[Part()] * 7)
     (first,) = (await caller.feed())[-1:]
     seen = [first]
@@ -151,7 +141,7 @@ async def test_type_filters_by_activity_type(caller: Caller):
     assert await caller.feed(type="A2A_RECEIVE") == []
 
 
-async def test_source_tells_the_canvas_from_agents(caller: Caller):
+async def test_source_separates_rows_of_the_canvas_from_rows_of_agents(caller: Caller):
     agent = await registered(caller.site)
     await caller.staged()
     await agent.message(HELLO, to=caller)
@@ -202,7 +192,7 @@ async def test_filters_work_together_and_after_a_cursor(caller: Caller):
     assert [row["seq"] for row in rows] == [3]
 
 
-async def test_after_a_seq_what_follows_comes_oldest_first(caller: Caller):
+async def test_rows_after_a_seq_come_oldest_first(caller: Caller):
     """0 is before the first row: a reader that has nothing yet begins at the beginning."""
     await caller.staged(*[Part()] * 5)
 
@@ -245,7 +235,7 @@ async def test_filters_work_together_with_a_seq(caller: Caller, connection: Any)
     assert await read(type="a2a_send") == []
 
 
-async def test_following_a_seq_through_more_than_a_page_can_hold_meets_every_row_once(
+async def test_following_a_seq_over_several_pages_returns_every_row_once(
     caller: Caller,
 ):
     for _ in range(9):
@@ -259,7 +249,7 @@ async def test_following_a_seq_through_more_than_a_page_can_hold_meets_every_row
     assert [row["seq"] for page in pages for row in page] == list(range(1, 577))
 
 
-async def test_a_seq_that_is_no_number_from_0_on_is_a_400(caller: Caller):
+async def test_a_seq_that_is_not_a_number_from_0_is_a_400(caller: Caller):
     await caller.staged()
 
     for wrong in (-1, "1.5", "x", "", "null", "true", "nan", "1e-3", "0x1", "\0", 2**63, 10**30):
@@ -286,10 +276,8 @@ async def test_a_cursor_that_is_not_a_uuid_is_a_400(caller: Caller):
         assert "since_id" in answer.json["error"]
 
 
-async def test_a_lost_cursor_is_one_and_the_same_410_for_all_reasons(
-    caller: Caller, connection: Any
-):
-    """Unknown, trimmed away, another's: a cursor never silently filters everything out."""
+async def test_a_lost_cursor_gets_the_same_410_whatever_the_reason(caller: Caller, connection: Any):
+    """Unknown, trimmed, or of another feed: a cursor never silently hides every row."""
     other = await registered(caller.site)
     await other.staged()
     (others,) = await other.feed()
@@ -332,7 +320,7 @@ async def trim(connection: Any, caller: Caller, up_to: int) -> None:
 async def test_a_seq_outside_of_the_feed_is_a_410_that_says_what_is_kept(
     caller: Caller, connection: Any
 ):
-    """Trimmed away, or never given since a restore: a cursor never filters everything out."""
+    """Trimmed, or from before a restore: a cursor never silently hides every row."""
     await caller.staged(*[Part()] * 6)
     await trim(connection, caller, 3)
 
@@ -357,7 +345,7 @@ async def test_a_seq_outside_of_the_feed_is_a_410_that_says_what_is_kept(
 async def test_after_a_410_a_reader_starts_over_with_the_lowest_row_that_is_kept(
     caller: Caller, connection: Any, kept: int
 ):
-    """Be there none: then the next row that arrives is the first."""
+    """If none is kept, the next row that arrives is the first."""
     await caller.staged(*[Part()] * 6)
     await trim(connection, caller, 6 - kept)
     refusal = (await caller.read_feed(since_id=uuid4())).json
@@ -370,7 +358,7 @@ async def test_after_a_410_a_reader_starts_over_with_the_lowest_row_that_is_kept
 
 
 async def test_a_seq_of_a_feed_without_rows_is_gone(caller: Caller):
-    """The server lost its data, and the workspace is back under its old id."""
+    """The server lost its data, and the workspace has registered again with its old id."""
     answer = await caller.read_feed(since_seq=17)
 
     assert answer.status == 410
@@ -380,7 +368,7 @@ async def test_a_seq_of_a_feed_without_rows_is_gone(caller: Caller):
 async def test_a_cursor_below_a_trim_is_gone_even_if_its_row_is_still_there(
     caller: Caller, connection: Any
 ):
-    """The mark is raised before rows go: what follows the cursor is no longer whole."""
+    """The mark is raised before rows are dropped, so rows after the cursor may be missing."""
     await caller.staged(*[Part()] * 4)
     first, third = (await caller.feed())[3], (await caller.feed())[1]
     await connection.execute("update feeds set trimmed_seq = 2")
@@ -389,7 +377,7 @@ async def test_a_cursor_below_a_trim_is_gone_even_if_its_row_is_still_there(
     assert [row["seq"] for row in await caller.feed(since_id=third["id"])] == [4]
 
 
-async def test_headers_show_where_the_feed_stands(caller: Caller, connection: Any):
+async def test_headers_show_the_marks_of_the_feed(caller: Caller, connection: Any):
     async def marks(**query: Any) -> tuple[str, ...]:
         headers = (await caller.read_feed(**query)).headers
         names = ("X-Restante-Lowest-Seq", "X-Restante-Latest-Seq", "X-Restante-Acked-Seq")
@@ -405,7 +393,7 @@ async def test_headers_show_where_the_feed_stands(caller: Caller, connection: An
     assert await marks(since_id=latest["id"]) == ("3", "4", "1")
 
 
-async def test_the_feed_is_its_workspaces_alone(caller: Caller):
+async def test_only_its_workspace_and_the_operator_read_a_feed(caller: Caller):
     other = await registered(caller.site)
     await other.staged()
 
@@ -415,337 +403,3 @@ async def test_the_feed_is_its_workspaces_alone(caller: Caller):
     assert await caller.feed() == []
     bad = await ask(caller.site, "GET", "/workspaces/x/activity", headers=ADMIN)
     assert (bad.status, bad.json["error"]) == (400, "invalid workspace ID")
-
-
-# ---- waiting
-
-
-@asynccontextmanager
-async def waiting(caller: Caller, **query: Any) -> AsyncIterator["asyncio.Task[Answer]"]:
-    """A reader that waits for the feed; inside, it is known to wait."""
-    before = waiters(caller)
-    reading = asyncio.create_task(caller.read_feed(**({"wait": 15} | query)))
-    await until(lambda: asyncio.sleep(0, waiters(caller) > before))
-    try:
-        yield reading
-    finally:
-        reading.cancel()
-
-
-def waiters(caller: Caller) -> int:
-    wakeups = caller.site.state.feed.wakeups
-    return len(wakeups._waiters.get(WorkspaceId(UUID(caller.id)), ()))
-
-
-async def test_a_wait_is_answered_when_a_file_arrives(caller: Caller):
-    async with waiting(caller) as reading:
-        await caller.staged(Part(), Part())
-        answer = await reading
-
-    assert [row["seq"] for row in answer.json] == [2, 1]
-    assert waiters(caller) == 0
-
-
-async def test_a_wait_is_answered_when_a_message_arrives(caller: Caller):
-    sender = await registered(caller.site)
-    await caller.staged()
-    (row,) = await caller.feed()
-
-    async with waiting(caller, since_id=row["id"]) as reading:
-        await sender.message(HELLO, to=caller)
-        answer = await reading
-
-    assert [row["method"] for row in answer.json] == ["message/send"]
-
-
-async def test_a_wait_after_a_seq_is_answered_when_a_row_follows_it(caller: Caller):
-    """Also after seq 0, where there is no row whose id could be named."""
-    for seq in (0, 1):
-        async with waiting(caller, since_seq=seq) as reading:
-            await caller.staged()
-            answer = await reading
-
-        assert seqs(answer.json) == [seq + 1]
-
-
-async def test_a_wait_after_a_seq_that_is_trimmed_meanwhile_is_told(
-    caller: Caller, connection: Any
-):
-    await caller.staged()
-
-    async with waiting(caller, since_seq=1) as reading:
-        await connection.execute("update feeds set last_seq = 3, trimmed_seq = 2")
-        await caller.staged()
-        answer = await reading
-
-    assert (answer.status, answer.json["lowest_seq"]) == (410, 3)
-
-
-async def test_a_wait_is_answered_at_once_when_rows_are_there(caller: Caller):
-    await caller.staged()
-
-    async with asyncio.timeout(5):
-        assert len(await caller.feed(wait=60)) == 1
-
-
-async def test_a_filtered_wait_goes_on_until_a_row_matches(caller: Caller):
-    sender = await registered(caller.site)
-
-    async with waiting(caller, source="agent") as reading:
-        await caller.staged()
-        assert await caller.feed(source="agent") == []
-        assert not reading.done()
-        await sender.message(HELLO, to=caller)
-        answer = await reading
-
-    assert [row["source_id"] for row in answer.json] == [sender.id]
-
-
-async def test_another_workspaces_rows_wake_nobody(caller: Caller):
-    other = await registered(caller.site)
-
-    async with waiting(caller, wait=1) as reading:
-        await other.staged()
-        answer = await reading
-
-    assert (answer.status, answer.json) == (200, [])
-
-
-async def test_a_wait_that_nobody_ends_is_answered_empty_at_its_end(caller: Caller):
-    await caller.staged()
-    (row,) = await caller.feed()
-    began = asyncio.get_running_loop().time()
-
-    answer = await caller.read_feed(wait=1, since_id=row["id"])
-
-    assert (answer.status, answer.json) == (200, [])
-    assert 0.9 < asyncio.get_running_loop().time() - began < 5
-    assert answer.headers["X-Restante-Latest-Seq"] == "1"
-
-
-async def test_a_wait_is_between_0_and_60_seconds(caller: Caller):
-    assert await caller.feed(wait=0) == []
-    assert await caller.feed(wait="0.01") == []
-    for wrong in (-1, 61, "60.001", "nan", "inf", "-inf", "x", "", "1e400"):
-        answer = await caller.read_feed(wait=wrong)
-        assert answer.status == 400, wrong
-        assert "wait" in answer.json["error"]
-
-
-async def test_a_reader_that_goes_away_waits_no_longer(caller: Caller):
-    async with wire_to(caller.site) as wire:
-        await wire.send(request_head("GET", f"{caller.path}/activity?wait=60", token=caller.token))
-        await until(lambda: asyncio.sleep(0, waiters(caller) == 1))
-        wire.close()
-
-        await until(lambda: asyncio.sleep(0, waiters(caller) == 0))
-
-
-async def test_a_wait_is_answered_for_what_another_process_stored(run_site: SiteFactory):
-    async with run_site() as one, run_site() as two:
-        caller = await registered(one)
-        elsewhere = Caller(two, caller.id, caller.token)
-
-        async with waiting(caller) as reading:
-            await elsewhere.staged()
-            answer = await reading
-
-    assert len(answer.json) == 1
-
-
-async def test_nothing_is_announced_before_the_commit(caller: Caller, connection: Any):
-    """A sender whose commit cannot end yet shows nowhere, and then at once."""
-    lock = connection.transaction()
-    await lock.start()
-    await connection.execute("select from feeds for update")
-
-    async with waiting(caller) as reading:
-        uploading = asyncio.create_task(caller.upload(Part()))
-        await until(lambda: waits_for_a_lock(connection))
-        assert await caller.feed() == []
-        assert (await caller.waiting()).json["uploads"] == []
-        assert not reading.done()
-        await lock.rollback()
-
-        assert (await uploading).status == 200
-        assert len((await reading).json) == 1
-
-
-async def test_a_workspace_may_wait_a_hundred_times_at_once(caller: Caller):
-    wakeups = caller.site.state.feed.wakeups
-    async with AsyncExitStack() as stack:
-        for _ in range(100):
-            await stack.enter_async_context(wakeups.waiting(WorkspaceId(UUID(caller.id))))
-
-        refused = await caller.read_feed(wait=15)
-
-        assert (refused.status, refused.json["code"]) == (429, "too_many_at_once")
-        assert (await caller.read_feed()).status == 200
-        assert (await (await registered(caller.site)).read_feed(wait="0.01")).status == 200
-
-
-# ---- the mark of what was handled
-
-
-async def acked(caller: Caller, seq: Any) -> Answer:
-    return await caller.ask("POST", "/activity/ack", json={"acked_seq": seq})
-
-
-async def test_the_mark_only_moves_forward(caller: Caller, connection: Any):
-    await caller.staged(*[Part()] * 5)
-
-    for sent, stands in ((2, 2), (2, 2), (1, 2), (0, 2), (4, 4), (5, 5), (3, 5)):
-        answer = await acked(caller, sent)
-        assert (answer.status, answer.json) == (200, {"acked_seq": stands})
-        assert await connection.fetchval("select acked_seq from feeds") == stands
-    assert len(await caller.feed()) == 5
-
-
-async def test_nobody_handles_what_is_not_there_yet(caller: Caller):
-    await caller.staged(*[Part()] * 2)
-
-    assert (await acked(caller, 2**63 - 1)).json == {"acked_seq": 2}
-    await caller.staged()
-    assert (await acked(caller, 3)).json == {"acked_seq": 3}
-
-
-async def test_marks_that_race_leave_the_highest(caller: Caller):
-    await caller.staged(*[Part()] * 20)
-
-    await asyncio.gather(*(acked(caller, seq) for seq in (7, 19, 3, 20, 11)))
-
-    assert (await acked(caller, 0)).json == {"acked_seq": 20}
-
-
-async def test_a_wrong_mark_is_a_400_that_names_the_field(caller: Caller):
-    for wrong in (-1, "5", 1.5, None, 2**63, 10**40, [1]):
-        answer = await acked(caller, wrong)
-        assert answer.status == 400, wrong
-        assert "acked_seq" in answer.json["error"]
-    missing = await caller.ask("POST", "/activity/ack", json={})
-    assert (missing.status, "acked_seq" in missing.json["error"]) == (400, True)
-
-
-# ---- messages
-
-
-async def test_a_message_waits_in_the_feed(caller: Caller):
-    sender = await registered(caller.site)
-
-    answer = await sender.message(HELLO, to=caller)
-
-    assert answer.status == 200
-    assert answer.json == {"status": "queued", "delivery_mode": "poll", "method": "message/send"}
-    (row,) = await caller.feed()
-    assert set(row) == FIELDS
-    expected = {
-        "activity_type": "a2a_receive",
-        "method": "message/send",
-        "request_body": HELLO,
-        "source_id": sender.id,
-        "target_id": caller.id,
-        "status": "ok",
-        "seq": 1,
-    }
-    assert {name: row[name] for name in expected} == expected
-
-
-async def test_the_legacy_discriminator_is_renamed(caller: Caller):
-    def parts(discriminator: str) -> list[Any]:
-        return [
-            {discriminator: "text", "text": "type", "data": {"type": "inner"}},
-            {"kind": "file", "type": "kept"},
-            "no object",
-        ]
-
-    def body(discriminator: str) -> dict[str, Any]:
-        return {
-            "method": "message/send",
-            "parts": parts(discriminator),
-            "params": {
-                "type": "kept",
-                "parts": parts(discriminator),
-                "message": {"type": "kept", "parts": parts(discriminator)},
-            },
-        }
-
-    await caller.message(body("type"), to=caller)
-
-    (row,) = await caller.feed()
-    assert row["request_body"] == body("kind")
-
-
-async def test_the_body_is_kept_as_it_was_sent(caller: Caller):
-    body = {
-        "jsonrpc": "2.0",
-        "id": "x",
-        "method": "tasks/get",
-        "params": [1, 2.5, None, "\0\u2028\U0001f600", 2**70, {"": []}],
-        "extra": True,
-    }
-
-    await caller.message(body, to=caller)
-
-    assert (await caller.feed())[0]["request_body"] == body
-
-
-async def test_from_the_admin_a_message_comes_from_the_canvas(caller: Caller):
-    answer = await ask(caller.site, "POST", f"{caller.path}/a2a", json=HELLO, headers=ADMIN)
-
-    assert answer.status == 200
-    assert [row["source_id"] for row in await caller.feed(source="canvas")] == [None]
-
-
-async def test_the_senders_id_must_match_its_token(caller: Caller):
-    sender = await registered(caller.site)
-
-    right = await sender.message(HELLO, to=caller, X_Workspace_ID=sender.id)
-    wrong = [
-        await sender.message(HELLO, to=caller, X_Workspace_ID=claimed)
-        for claimed in (caller.id, str(uuid4()), "x", "")
-    ]
-
-    assert right.status == 200
-    assert {answer.status for answer in wrong} == {401}
-    assert len(await caller.feed()) == 1
-
-
-async def test_a_message_needs_a_token_and_a_receiver(caller: Caller):
-    path = f"{caller.path}/a2a"
-
-    for headers in ({}, bearer("x")):
-        answer = await ask(caller.site, "POST", path, json=HELLO, headers=headers)
-        assert answer.status == 401
-    nobody = Caller(caller.site, str(uuid4()), "")
-    assert (await caller.message(HELLO, to=nobody)).status == 404
-    assert await caller.feed() == []
-
-
-async def test_what_is_not_json_rpc_is_a_400(caller: Caller):
-    for body in (
-        {},
-        {"method": ""},
-        {"method": 5},
-        {"method": None},
-        {"jsonrpc": "1.0", "method": "x"},
-        [HELLO],
-        "x",
-        None,
-    ):
-        answer = await caller.message(body, to=caller)  # pyright: ignore[reportArgumentType]
-        assert answer.status == 400, body
-    assert await caller.feed() == []
-
-
-async def test_a_sender_may_send_so_many_a_minute(run_site: SiteFactory):
-    async with run_site(messages_per_minute=3) as site:
-        caller, other = await registered(site), await registered(site)
-
-        answers = [await other.message(HELLO, to=caller) for _ in range(4)]
-        from_another = await caller.message(HELLO, to=caller)
-
-    assert [answer.status for answer in answers] == [200, 200, 200, 429]
-    refusal = answers[3]
-    assert refusal.json["code"] == "too_many_messages"
-    assert int(refusal.headers["Retry-After"]) == refusal.json["retry_after_seconds"] >= 1
-    assert from_another.status == 200

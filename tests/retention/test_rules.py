@@ -1,45 +1,66 @@
-"""The planner: what is in use stays, what is over goes or is named, and the sums are right."""
+"""The planner: what is in use stays, what is past goes or is named, and the sums are right."""
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from restante.database.partitions import Partition, PartitionState
 from restante.database.spans import Span
+from restante.delivery.buckets import NO_FILES, LiveFiles
+from restante.delivery.subject import (
+    DROP_BUCKET,
+    MOVE_FILES,
+    BucketContents,
+    Buckets,
+    DueUploads,
+    ExpiredAnswers,
+)
+from restante.feed.subject import TRIM, FeedPartitions
 from restante.ids import WorkspaceId
 from restante.retention.rules import (
-    Held,
-    Holder,
-    Kind,
-    Leaf,
-    LeafState,
-    Live,
+    DROP_DETACHED,
+    FINISH_DETACH,
     Picture,
-    Plan,
-    Policy,
-    Step,
+    days_until_full,
     plan,
 )
+from restante.retention.subjects import Subjects
+from restante.wire import PlanStep, RetentionPlan
 
 NOW = datetime(2026, 3, 29, 12, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
-MOMENT = timedelta(microseconds=1)
-POLICY = Policy(ack_retention=HOUR, feed_retention=30 * DAY, settling=timedelta(seconds=5))
-SOMEBODY = Holder(WorkspaceId(UUID(int=7)), 900, 2, NOW - DAY, NOW + DAY)
+FEED_RETENTION = 30 * DAY
 
-LEFT_OVER = {LeafState.DETACHING, LeafState.DETACHED}
-LEFTOVER_KINDS = {Kind.FINISH_DETACH, Kind.DROP_DETACHED}
-DROPS = {Kind.DROP_BUCKET, Kind.TRIM_FEED, *LEFTOVER_KINDS}
+UPLOADS, ANSWERS = DueUploads(ack_retention=HOUR), ExpiredAnswers()
+BUCKETS = Buckets(width=HOUR, ack_retention=HOUR)
+FEED = FeedPartitions(retention=FEED_RETENTION)
+SUBJECTS = Subjects(UPLOADS, ANSWERS, BUCKETS, FEED)
 
-# Around everything that matters: now, the settling after a bucket's end, the retention of the feed.
+LEFT_OVER = {PartitionState.DETACHING, PartitionState.DETACHED}
+FINISHING = {FINISH_DETACH, DROP_DETACHED}
+DROPS = {DROP_BUCKET, TRIM, *FINISHING}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A partition with what the look has found in it."""
+
+    partition: Partition
+    contents: BucketContents | None = None
+
+
+# Around everything that matters: now, the settling after a bucket's end, the feed's retention.
 moments = st.one_of(
     st.integers(-40 * 86_400, 3 * 86_400).map(lambda seconds: NOW + timedelta(seconds=seconds)),
-    st.sampled_from([NOW, NOW - POLICY.settling, NOW - POLICY.feed_retention]),
+    st.sampled_from([NOW, NOW - BUCKETS.settling, NOW - FEED_RETENTION]),
 )
 
 
@@ -48,224 +69,238 @@ def span_before(end: datetime, seconds: int) -> Span:
 
 
 spans = st.builds(span_before, moments, st.integers(1, 100_000))
-lives = st.one_of(
-    st.just(Live(0, 0)),
+live_files = st.just(NO_FILES) | st.builds(
+    LiveFiles,
+    st.integers(1, 10_000),
+    st.integers(1, 10**6),
+    st.just(WorkspaceId(UUID(int=7))),
+    st.just(900),
+    st.just(NOW - DAY),
+    st.just(NOW + DAY),
+)
+contents = st.builds(
+    BucketContents, live=live_files, all_counted=st.booleans(), arriving=st.integers(0, 2)
+)
+attached_states = st.sampled_from([PartitionState.ATTACHED, PartitionState.SEALED])
+sizes = st.integers(0, 10**6)
+
+
+def partition(table: str, state: PartitionState, span: Span | None, size: int) -> Partition:
+    return Partition(table, "a partition", state, span, table, size)
+
+
+buckets = st.builds(
+    Found, st.builds(partition, st.just("chunks"), attached_states, spans, sizes), contents
+)
+of_feed = st.builds(Found, st.builds(partition, st.just("feed"), attached_states, spans, sizes))
+left_over = st.builds(
+    Found,
     st.builds(
-        Live, st.integers(1, 10_000), st.integers(1, 10**6), st.booleans(), st.just(SOMEBODY)
+        partition,
+        st.sampled_from(["chunks", "feed"]),
+        st.sampled_from(sorted(LEFT_OVER)),
+        st.none(),
+        sizes,
     ),
 )
-attached = st.builds(
-    Leaf,
-    table=st.sampled_from(["chunks", "feed"]),
-    name=st.just("a leaf"),
-    state=st.sampled_from([LeafState.ATTACHED, LeafState.SEALED]),
-    bytes=st.integers(0, 10**6),
-    span=spans,
-    live=lives,
-    arriving=st.integers(0, 2),
-)
-left_over = st.builds(
-    Leaf,
-    table=st.sampled_from(["chunks", "feed"]),
-    name=st.just("a leaf"),
-    state=st.sampled_from(sorted(LEFT_OVER)),
-    bytes=st.integers(0, 10**6),
-    span=st.none() | spans,
-)
 
 
-def picture_of(found: list[Leaf], acked: int, expired: int) -> Picture:
-    named = [replace(leaf, name=f"leaf_{number}") for number, leaf in enumerate(found)]
-    return Picture(NOW, acked, expired, named)
+def picture_of(
+    found: list[Found], due: Mapping[str, int], answers: int, *, is_locked: bool = False
+) -> Picture:
+    named = {f"partition_{number}": one for number, one in enumerate(found)}
+    return Picture(
+        NOW,
+        [(UPLOADS, due), (ANSWERS, {"answers": answers})],
+        [
+            replace(
+                one.partition,
+                name=name,
+                is_locked=is_locked,
+                bytes=0 if is_locked else one.partition.bytes,
+            )
+            for name, one in named.items()
+        ],
+        {name: one.contents for name, one in named.items() if one.contents},
+    )
 
 
-pictures = st.builds(
-    picture_of,
-    st.lists(attached | left_over, max_size=12),
-    st.integers(0, 3),
-    st.integers(0, 3),
-)
+founds = st.lists(buckets | of_feed | left_over, max_size=12)
+dues = st.fixed_dictionaries({"acked": st.integers(0, 3), "expired": st.integers(0, 3)})
+pictures = st.builds(picture_of, founds, dues, st.integers(0, 2))
 
 
-def dropped(decided: Plan) -> set[str]:
-    return {step.leaf.name for step in decided.steps if step.leaf and step.kind in DROPS}
+def contents_of(picture: Picture, one: Partition) -> BucketContents:
+    return picture.contents[one.name]
 
 
-def is_over(leaf: Leaf) -> bool:
-    return leaf.span is not None and leaf.span.end + POLICY.settling <= NOW
+def attached_buckets(picture: Picture) -> list[Partition]:
+    return [one for one in picture.partitions if one.table == "chunks" and one.is_attached]
 
 
-@given(pictures)
-def test_what_is_in_use_or_arriving_or_not_over_is_never_dropped(picture: Picture):
-    decided = plan(picture, POLICY)
-    moved = {step.leaf.name for step in decided.steps if step.leaf and step.kind is Kind.MOVE_FILES}
+def with_action(decided: RetentionPlan, *wanted: str) -> set[str]:
+    return {step.partition for step in decided.steps if step.partition and step.action in wanted}
 
-    for leaf in picture.leaves:
-        if leaf.state in LEFT_OVER or leaf.table != "chunks":
-            continue
-        if not is_over(leaf) or leaf.arriving:
-            assert leaf.name not in dropped(decided) | moved
-        if leaf.live.files and leaf.name not in moved:
-            assert leaf.name not in dropped(decided)
+
+def dropped(decided: RetentionPlan) -> set[str]:
+    return with_action(decided, *DROPS)
+
+
+def on_rows(decided: RetentionPlan) -> list[PlanStep]:
+    return [step for step in decided.steps if step.partition is None]
+
+
+def is_past(one: Partition) -> bool:
+    return one.span is not None and one.span.end + BUCKETS.settling <= NOW
 
 
 @given(pictures)
-def test_every_bucket_that_is_over_goes_or_is_named(picture: Picture):
+def test_a_bucket_in_use_is_never_dropped(picture: Picture):
+    """In use: its range has not ended, an upload is arriving, or live files stay in it."""
+    decided = plan(picture, SUBJECTS)
+    moved = with_action(decided, MOVE_FILES)
+
+    for one in attached_buckets(picture):
+        found = contents_of(picture, one)
+        if not is_past(one) or found.arriving:
+            assert one.name not in dropped(decided) | moved
+        if found.live.files and one.name not in moved:
+            assert one.name not in dropped(decided)
+
+
+@given(pictures)
+def test_every_past_bucket_is_dropped_or_named(picture: Picture):
     """Promise 5: what pins space is named."""
-    decided = plan(picture, POLICY)
-    held = {one.leaf: one for one in decided.held}
+    decided = plan(picture, SUBJECTS)
+    held = {one.partition: one for one in decided.held}
 
-    for leaf in picture.leaves:
-        if leaf.table == "chunks" and leaf.state not in LEFT_OVER and is_over(leaf):
-            assert (leaf.name in dropped(decided)) != (leaf.name in held)
-            if leaf.name in held:
-                one = held[leaf.name]
-                assert (one.bytes, bool(one.why)) == (leaf.bytes, True)
-                assert one.by == (None if leaf.arriving else leaf.live.holder)
-
-
-@given(pictures)
-def test_only_what_is_over_is_named(picture: Picture):
-    over = {leaf.name for leaf in picture.leaves if leaf.table == "chunks" and is_over(leaf)}
-
-    assert {one.leaf for one in plan(picture, POLICY).held} <= over
+    for one in attached_buckets(picture):
+        if not is_past(one):
+            continue
+        assert (one.name in dropped(decided)) != (one.name in held)
+        if one.name in held:
+            named, found = held[one.name], contents_of(picture, one)
+            assert (named.bytes, bool(named.why), named.subject) == (one.bytes, True, "buckets")
+            expected = None if found.arriving else found.live.workspace_id
+            assert named.workspace_id == expected
 
 
 @given(pictures)
-def test_rows_come_first_then_leftovers_then_leaves(picture: Picture):
-    decided = plan(picture, POLICY)
-    kinds = [step.kind for step in decided.steps]
+def test_only_past_buckets_are_named(picture: Picture):
+    past = {one.name for one in attached_buckets(picture) if is_past(one)}
+
+    assert {one.partition for one in plan(picture, SUBJECTS).held} <= past
+
+
+@given(pictures)
+def test_rows_come_first_then_leftovers_then_partitions(picture: Picture):
+    steps = plan(picture, SUBJECTS).steps
 
     ranks = [
-        0 if kind is Kind.DELETE_UPLOADS else 1 + (kind not in LEFTOVER_KINDS) for kind in kinds
+        0 if step.partition is None else 1 if step.action in FINISHING else 2 for step in steps
     ]
     assert ranks == sorted(ranks)
-    assert [*decided.steps_on_rows, *decided.steps_on_leaves] == decided.steps
-    assert sum(kind in LEFTOVER_KINDS for kind in kinds) == sum(
-        leaf.state in LEFT_OVER for leaf in picture.leaves
+    left = [one.name for one in picture.partitions if one.state in LEFT_OVER]
+    assert sorted(left) == sorted(
+        step.partition or "" for step in steps if step.action in FINISHING
     )
 
 
 @given(pictures)
-def test_no_leaf_is_dropped_twice_and_files_move_right_before_their_bucket_goes(picture: Picture):
-    steps = plan(picture, POLICY).steps
-    names = Counter(step.leaf.name for step in steps if step.leaf and step.kind in DROPS)
+def test_a_partition_is_dropped_once_and_its_files_move_right_before(picture: Picture):
+    steps = plan(picture, SUBJECTS).steps
+    names = Counter(step.partition for step in steps if step.action in DROPS)
 
-    assert all(count == 1 for count in names.values())
+    assert all(count == 1 for name, count in names.items() if name)
     for number, step in enumerate(steps):
-        if step.kind is Kind.MOVE_FILES:
+        if step.action == MOVE_FILES:
             following = steps[number + 1]
-            assert (following.kind, following.leaf) == (Kind.DROP_BUCKET, step.leaf)
+            assert (following.action, following.partition) == (DROP_BUCKET, step.partition)
 
 
 @given(pictures)
 def test_bytes_and_rows_add_up(picture: Picture):
-    decided = plan(picture, POLICY)
-    by_name = {leaf.name: leaf for leaf in picture.leaves}
-    moved = [step.leaf for step in decided.steps if step.kind is Kind.MOVE_FILES and step.leaf]
+    decided = plan(picture, SUBJECTS)
+    by_name = {one.name: one for one in picture.partitions}
+    moved = [contents_of(picture, by_name[name]) for name in with_action(decided, MOVE_FILES)]
 
     assert decided.bytes_to_come_back == sum(
         by_name[name].bytes for name in dropped(decided)
-    ) - sum(leaf.live.bytes for leaf in moved)
-    assert all(leaf.live.bytes <= POLICY.move_below * leaf.bytes for leaf in moved)
-    rows = [step.rows for step in decided.steps if step.kind is Kind.DELETE_UPLOADS]
-    due = picture.acked_due + picture.expired_due
-    assert rows == ([due] if due else [])
+    ) - sum(found.live.bytes for found in moved)
+    due = {subject.name: sum(counts.values()) for subject, counts in picture.due}
+    planned = {step.subject: step.rows for step in on_rows(decided)}
+    assert planned == {name: rows for name, rows in due.items() if rows}
 
 
 @given(pictures)
 def test_the_same_picture_gives_the_same_plan(picture: Picture):
-    assert plan(picture, POLICY) == plan(picture, POLICY)
+    assert plan(picture, SUBJECTS) == plan(picture, SUBJECTS)
 
 
 @given(pictures)
-def test_feed_leaves_go_at_their_age_and_for_no_other_reason(picture: Picture):
-    decided = plan(picture, POLICY)
-    trimmed = {
-        step.leaf.name for step in decided.steps if step.leaf and step.kind is Kind.TRIM_FEED
-    }
+def test_feed_partitions_go_at_their_age_and_for_no_other_reason(picture: Picture):
+    decided = plan(picture, SUBJECTS)
 
-    assert trimmed == {
-        leaf.name
-        for leaf in picture.leaves
-        if leaf.table == "feed"
-        and leaf.state not in LEFT_OVER
-        and leaf.span
-        and leaf.span.end <= NOW - POLICY.feed_retention
+    assert with_action(decided, TRIM) == {
+        one.name
+        for one in picture.partitions
+        if one.table == "feed" and one.span and one.span.end <= NOW - FEED_RETENTION
     }
 
 
-@given(pictures)
-def test_a_leaf_that_somebody_has_locked_is_left_alone_and_named_if_it_would_go(picture: Picture):
-    locked = replace(
-        picture, leaves=[replace(leaf, bytes=0, is_locked=True) for leaf in picture.leaves]
+@given(founds, dues, st.integers(0, 2))
+def test_a_locked_partition_is_left_alone_and_named_if_it_would_go(
+    found: list[Found], due: dict[str, int], answers: int
+):
+    free = plan(picture_of(found, due, answers), SUBJECTS)
+
+    locked = plan(picture_of(found, due, answers, is_locked=True), SUBJECTS)
+
+    assert locked.steps == on_rows(free)
+    named = {one.partition for one in free.held}
+    # A bucket of unknown size has no part that could be moved: it is held for its live files.
+    assert {one.partition for one in locked.held} == dropped(free) | named
+    assert {one.partition for one in locked.held if one.action} <= dropped(free)
+    assert {one.partition for one in locked.held if not one.action} <= named | with_action(
+        free, MOVE_FILES
     )
-    free, decided = plan(picture, POLICY), plan(locked, POLICY)
-
-    assert decided.steps_on_leaves == []
-    assert decided.steps_on_rows == free.steps_on_rows
-    assert {one.leaf for one in decided.held} == dropped(free) | {one.leaf for one in free.held}
-
-
-def feed_leaf(end: datetime) -> Leaf:
-    return Leaf("feed", "feed_1", LeafState.ATTACHED, 100, Span(end - DAY, end))
-
-
-@pytest.mark.parametrize(("later", "goes"), [(-MOMENT, True), (0 * MOMENT, True), (MOMENT, False)])
-def test_a_feed_leaf_goes_when_its_last_moment_is_as_old_as_the_retention(
-    later: timedelta, goes: bool
-):
-    """Its end is the first moment that is not in it."""
-    leaf = feed_leaf(NOW - POLICY.feed_retention + later)
-
-    steps = plan(Picture(NOW, 0, 0, [leaf]), POLICY).steps
-
-    assert [step.kind for step in steps] == ([Kind.TRIM_FEED] if goes else [])
-
-
-def bucket(**other: object) -> Leaf:
-    span = Span(NOW - 3 * HOUR, NOW - 2 * HOUR)
-    return replace(Leaf("chunks", "chunks_1", LeafState.ATTACHED, 1000, span), **other)
-
-
-def decided_on(leaf: Leaf) -> tuple[list[Kind], list[Held]]:
-    decided = plan(Picture(NOW, 0, 0, [leaf]), POLICY)
-    return [step.kind for step in decided.steps], list(decided.held)
-
-
-@pytest.mark.parametrize(("later", "goes"), [(-MOMENT, True), (0 * MOMENT, True), (MOMENT, False)])
-def test_a_bucket_is_left_alone_until_it_has_settled(later: timedelta, goes: bool):
-    end = NOW - POLICY.settling + later
-
-    kinds, held = decided_on(bucket(span=Span(end - HOUR, end)))
-
-    assert (kinds, held) == ([Kind.DROP_BUCKET] if goes else [], [])
-
-
-@pytest.mark.parametrize(("live_bytes", "moves"), [(1, True), (300, True), (301, False)])
-def test_files_are_moved_out_of_what_is_mostly_dead_and_of_nothing_else(
-    live_bytes: int, moves: bool
-):
-    kinds, held = decided_on(bucket(live=Live(2, live_bytes, holder=SOMEBODY)))
-
-    assert kinds == ([Kind.MOVE_FILES, Kind.DROP_BUCKET] if moves else [])
-    assert [one.by for one in held] == ([] if moves else [SOMEBODY])
-
-
-def test_a_bucket_with_more_files_than_were_counted_is_not_moved():
-    kinds, held = decided_on(bucket(live=Live(1, 1, counted=False, holder=SOMEBODY)))
-
-    assert (kinds, len(held)) == ([], 1)
-
-
-def test_a_bucket_with_an_upload_on_its_way_is_held_even_if_nothing_lives_in_it():
-    kinds, held = decided_on(bucket(arriving=2))
-
-    assert kinds == []
-    assert held == [Held("chunks_1", 1000, "2 uploads are still arriving in it")]
 
 
 def test_a_plan_says_what_is_deleted_and_why():
-    (step,) = plan(Picture(NOW, 3, 4, []), POLICY).steps
+    picture = Picture(NOW, [(UPLOADS, {"acked": 3, "expired": 4})], [], {})
 
-    assert step == Step(Kind.DELETE_UPLOADS, rows=7, why="3 acknowledged, 4 expired")
+    (step,) = plan(picture, SUBJECTS).steps
+
+    assert step == PlanStep("delete uploads", None, 7, 0, "3 acked, 4 expired", "uploads")
+
+
+def test_a_partition_of_an_unknown_table_stops_the_plan():
+    """A table without a subject would grow for ever, unnoticed."""
+    unknown = partition("letters", PartitionState.ATTACHED, Span(NOW - HOUR, NOW), 100)
+
+    with pytest.raises(LookupError, match="letters"):
+        plan(Picture(NOW, [], [unknown], {}), SUBJECTS)
+
+
+@pytest.mark.parametrize(
+    ("free", "growth", "days"),
+    [
+        (1000, 100.0, 10.0),
+        (1000, 3000.0, 1 / 3),
+        (0, 5.0, 0.0),
+        (1000, 0.0, None),
+        (1000, -5.0, None),
+        (None, 5.0, None),
+        (1000, None, None),
+    ],
+)
+def test_days_until_full(free: int | None, growth: float | None, days: float | None):
+    """None stands for never, and for unknown; neither may raise an alarm."""
+    assert days_until_full(free, growth) == days
+
+
+def test_a_picture_knows_whether_rows_are_due():
+    due: Any = [(UPLOADS, {"acked": 0, "expired": 1})]
+
+    assert Picture(NOW, due, [], {}).has_due_rows
+    assert not Picture(NOW, [(UPLOADS, {"acked": 0, "expired": 0})], [], {}).has_due_rows

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -26,7 +26,8 @@ from waiting import until
 
 from restante import wire
 from restante.database import locks
-from restante.database.partitions import CHUNKS, FEED
+from restante.delivery.subject import CHUNKS
+from restante.feed.subject import FEED
 
 pytestmark = pytest.mark.anyio
 
@@ -272,7 +273,7 @@ async def test_workspaces_in_the_metrics_are_few(site: Site):
     for _ in range(25):
         await (await registered(site)).staged()
 
-    site.state.metrics.saw_space(await site.state.space.look())
+    site.state.metrics.saw_space(await site.state.space.look(now=datetime.now(UTC)))
 
     named = {key[2] for key in await metrics(site) if key[0] == "molecule_workspace_uploads"}
     assert len(named) == 20

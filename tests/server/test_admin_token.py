@@ -36,7 +36,7 @@ def test_two_directories_have_different_tokens(tmp_path: Path):
 
 
 def test_a_missing_directory_is_an_error_that_names_it(tmp_path: Path):
-    with pytest.raises(DataDirectoryUnusable, match=r"admin token cannot be kept in .*admin-token"):
+    with pytest.raises(DataDirectoryUnusable, match=r"cannot be stored in .*admin-token"):
         admin_token.stored_in(tmp_path / "missing")
 
 

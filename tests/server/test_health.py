@@ -15,6 +15,7 @@ from sites import Site, SiteFactory
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from sweeps import make_subjects
 from waiting import until
 
 from restante.server.loops import Loop, Loops
@@ -39,7 +40,7 @@ async def test_a_probe_may_ask_with_head(site: Site):
             assert (answer.status, await answer.read()) == (200, b"")
 
 
-async def test_without_its_database_a_server_is_alive_and_not_ready(
+async def test_a_server_without_its_database_is_alive_and_not_ready(
     site: Site, dsn: str, cluster: str, maintenance: Any
 ):
     name = dsn.partition("?")[0].rpartition("/")[2]
@@ -60,7 +61,7 @@ async def test_without_its_database_a_server_is_alive_and_not_ready(
 
 @pytest.fixture
 async def maintenance(cluster: str) -> AsyncIterator[Any]:
-    """A connection to the cluster's own database, from where others can be closed."""
+    """A connection to the maintenance database of the cluster."""
     connection = await asyncpg.connect(cluster)
     yield connection
     await connection.close()
@@ -106,7 +107,7 @@ async def test_probes_are_answered_while_background_work_runs(site: Site):
     working = asyncio.Event()
 
     async def busy() -> None:
-        """Never waits for anything, and so runs whenever nobody else does."""
+        """Runs whenever nothing else does."""
         while True:
             working.set()
             await asyncio.sleep(0)
@@ -120,7 +121,7 @@ async def test_probes_are_answered_while_background_work_runs(site: Site):
 
 
 def samples(page: str) -> dict[tuple[str, ...], float]:
-    """Every sample by its name and its labels' values."""
+    """Every sample by its name and the values of its labels."""
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(page)
@@ -135,7 +136,7 @@ async def metrics_of(site: Site) -> dict[tuple[str, ...], float]:
         return samples(await answer.text())
 
 
-async def test_the_namespace_is_the_one_that_the_wire_fixes(site: Site):
+async def test_the_namespace_is_molecule_by_default(site: Site):
     await get(site, "/health")
 
     names = {name for name, *_ in await metrics_of(site)}
@@ -152,8 +153,8 @@ async def test_the_namespace_can_be_chosen(run_site: SiteFactory):
 
 
 def test_every_outcome_of_a_loop_is_shown_as_zero_before_its_first_pass():
-    """An alert can tell that nothing happened from a metric that is missing."""
-    metrics = Metrics("test")
+    """An alert must tell "none" from "missing"."""
+    metrics = Metrics("test", make_subjects())
 
     metrics.loops.expect(["sweep"])
 
@@ -177,7 +178,7 @@ async def test_requests_are_counted_by_the_pattern_of_their_route(site: Site):
 
 
 async def test_a_made_up_method_is_not_a_label(site: Site):
-    """A stranger must not be able to fill our memory with label values."""
+    """An unauthenticated caller must not be able to fill the memory with label values."""
     async with site.http.request("XYZZY", "/health") as answer:
         assert answer.status in {400, 405}
 
@@ -193,21 +194,21 @@ async def test_the_callers_request_id_comes_back(site: Site):
 
 @pytest.mark.parametrize("given", [None, "", "two words", 'quote"', "x" * 65, "é"])
 async def test_a_request_id_that_is_missing_or_odd_is_replaced(site: Site, given: str | None):
-    """It goes into logs, where it must not be able to pretend to be something else."""
+    """It is logged, and must not look like another field or another line."""
     headers = {} if given is None else {"X-Request-ID": given}
 
     async with site.http.get("/health", headers=headers) as answer:
         assert re.fullmatch("[0-9a-f]{16}", answer.headers["X-Request-ID"])
 
 
-async def test_an_unknown_address_is_answered_in_our_shape(site: Site):
+async def test_an_unknown_path_is_a_json_problem(site: Site):
     status, body = await get(site, "/no/such/place")
 
     assert status == 404
     assert body == {"error": "There is nothing at this address.", "code": "no_such_route"}
 
 
-async def test_a_wrong_method_is_answered_in_our_shape(site: Site):
+async def test_a_wrong_method_is_a_json_problem(site: Site):
     async with site.http.delete("/health") as answer:
         assert answer.status == 405
         assert "GET" in answer.headers["Allow"]
@@ -226,7 +227,7 @@ async def broken_half_way(_request: Request) -> Response:
     return StreamingResponse(body())
 
 
-async def test_a_bug_says_nothing_outside_and_everything_inside(site: Site):
+async def test_a_bug_is_internal_in_the_answer_and_has_its_traceback_in_the_log(site: Site):
     site.app.router.routes.append(Route("/broken/{what}", broken))
 
     with structlog.testing.capture_logs() as logged:
@@ -238,8 +239,8 @@ async def test_a_bug_says_nothing_outside_and_everything_inside(site: Site):
     assert isinstance(bug["exc_info"], ZeroDivisionError)
 
 
-async def test_a_bug_has_a_request_id_and_a_line_and_a_count(site: Site):
-    """The person who was told "internal" can name the request, and the operator can find it."""
+async def test_a_bug_has_a_request_id_and_is_logged_and_counted(site: Site):
+    """The caller can name the request, and the operator can find it in the log."""
     site.app.router.routes.append(Route("/broken/{what}", broken))
 
     with structlog.testing.capture_logs() as logged:
@@ -252,8 +253,8 @@ async def test_a_bug_has_a_request_id_and_a_line_and_a_count(site: Site):
     assert shown["molecule_http_requests_total", "GET", "/broken/{what}", "500"] == 1
 
 
-async def test_a_bug_in_the_middle_of_an_answer_cuts_the_connection(site: Site):
-    """Half an answer must never look like a whole one."""
+async def test_a_bug_in_the_middle_of_an_answer_closes_the_connection(site: Site):
+    """An incomplete answer must not look complete."""
     site.app.router.routes.append(Route("/broken", broken_half_way))
 
     with structlog.testing.capture_logs() as logged, pytest.raises(ClientPayloadError):
@@ -267,7 +268,7 @@ async def slow_reader(request: Request) -> Response:
     return Response(await request.body())
 
 
-async def test_a_caller_that_goes_away_is_no_bug(site: Site):
+async def test_a_client_that_disconnects_is_not_a_bug(site: Site):
     site.app.router.routes.append(Route("/slow", slow_reader, methods=["POST"]))
     where = urlsplit(site.url)
 
@@ -281,7 +282,7 @@ async def test_a_caller_that_goes_away_is_no_bug(site: Site):
     assert [(event["event"], event["status"]) for event in logged] == [("request", 499)]
 
 
-async def test_every_request_leaves_one_line(site: Site):
+async def test_every_request_is_logged_on_one_line(site: Site):
     with structlog.testing.capture_logs() as logged:
         await get(site, "/health?token=secret")
         await get(site, "/no/such/place/secret")
@@ -291,5 +292,5 @@ async def test_every_request_leaves_one_line(site: Site):
         ("GET", "/health", 200),
         ("GET", "unmatched", 404),
     ]
-    assert all(0 <= each["seconds"] < 60 for each in lines)
+    assert all(each["seconds"] >= 0 for each in lines)
     assert "secret" not in str(logged)

@@ -1,7 +1,7 @@
 """
-Every route x every kind of caller: who may, who may not, and that nobody learns what is another's.
+Every route by every kind of caller: who may call it, and that nobody detects another's data.
 
-The table must name every route; a new one fails the test until it is decided who may call it.
+The table must name every route; a new one fails the test until it says who may call it.
 """
 
 import re
@@ -15,8 +15,9 @@ import pytest
 from aiohttp import WSServerHandshakeError
 from callers import ADMIN, FORM, Answer, Caller, Part, ask, bearer, everything, form, registered
 from sites import Site
+from starlette.routing import Route, WebSocketRoute
 
-from restante.server.app import ROUTES, SOCKETS
+from restante.server.app import ROUTES
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +43,7 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict[str, str])
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     acked: bool = False  # it is about a file that was acknowledged
-    hides: bool = True  # an absent workspace is refused in the same words as another's
+    hides: bool = True  # a missing workspace gets the same refusal as another's
 
 
 def registration(workspace_id: str) -> dict[str, Any]:
@@ -57,8 +58,8 @@ TABLE: dict[tuple[str, str], Call] = {
     ("GET", "/metrics"): Call(ANYONE),
     ("GET", "/openapi.json"): Call(ANYONE),
     ("GET", "/docs"): Call(ANYONE),
-    # Registering a taken id is refused to all but its owner; that a new one is accepted on an open
-    # server, and so can be told apart, lies in the nature of registering.
+    # Only its owner may register a taken id again.  An open server accepts a new id from anyone, so
+    # a caller can see whether an id is taken.
     ("POST", "/registry/register"): Call(WORKSPACE, json=registration, hides=False),
     ("POST", "/registry/heartbeat"): Call(
         WORKSPACE, json=lambda workspace_id: {"workspace_id": workspace_id}
@@ -89,16 +90,20 @@ TABLE: dict[tuple[str, str], Call] = {
 
 def test_the_table_names_every_route():
     routes = {
-        (method, route.path) for route in ROUTES for method in (route.methods or set()) - {"HEAD"}
+        (method, route.path)
+        for route in ROUTES
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
     }
-    sockets = {("WS", route.path) for route in SOCKETS}
+    websockets = {("WS", route.path) for route in ROUTES if isinstance(route, WebSocketRoute)}
 
-    assert set(TABLE) == routes | sockets
+    assert all(isinstance(route, Route | WebSocketRoute) for route in ROUTES)
+    assert set(TABLE) == routes | websockets
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A workspace with something of everything."""
+    """A workspace with files, rows, an acknowledged file and a remembered answer."""
 
     caller: Caller
     file_id: str  # waits
@@ -132,7 +137,7 @@ def tokens(victim: Victim, other: Caller) -> dict[str, dict[str, str]]:
 async def make(
     site: Site, method: str, path: str, call: Call, *, workspace_id: str, headers: Any, file_id: str
 ) -> Answer:
-    """Make the call; of an endless answer only the head counts."""
+    """Make the call; the body of an event stream is not read."""
     where = path.format(workspace_id=workspace_id, file_id=file_id)
     headers = {**call.headers, **headers}
     if method == "WS":
@@ -153,7 +158,9 @@ EACH = pytest.mark.parametrize(("method", "path"), TABLE, ids=" ".join)
 
 
 @EACH
-async def test_who_may_and_who_may_not(site: Site, connections: Any, method: str, path: str):
+async def test_a_route_answers_its_callers_and_refuses_all_others_alike(
+    site: Site, connections: Any, method: str, path: str
+):
     call = TABLE[method, path]
     connection = await connections()
     other = await registered(site)
@@ -195,8 +202,8 @@ async def test_who_may_and_who_may_not(site: Site, connections: Any, method: str
 
 
 @pytest.mark.parametrize("path", [path for method, path in TABLE if method == "GET"])
-async def test_head_is_not_a_way_around(site: Site, path: str):
-    """A route that answers GET answers HEAD, to the same callers."""
+async def test_head_is_allowed_to_the_same_callers_as_get(site: Site, path: str):
+    """Starlette adds HEAD to every GET route."""
     call = TABLE["GET", path]
     other = await registered(site)
     victim = await victim_on(site)
@@ -214,8 +221,8 @@ async def test_head_is_not_a_way_around(site: Site, path: str):
         assert answer.status == (200 if name in call.may else 401), name
 
 
-async def test_with_ones_own_token_anothers_ids_are_as_good_as_none(site: Site, connections: Any):
-    """File ids and cursors of another workspace answer byte for byte like ids that never were."""
+async def test_ids_of_another_workspace_are_answered_like_unknown_ids(site: Site, connections: Any):
+    """The answers are equal byte for byte, for file ids and for cursors."""
     connection = await connections()
     victim, other = await victim_on(site), await registered(site)
     await other.staged(Part(b"own"))
@@ -245,8 +252,8 @@ async def test_with_ones_own_token_anothers_ids_are_as_good_as_none(site: Site, 
     assert await everything(connection, victim.caller.id) == before
 
 
-async def test_anothers_ids_under_anothers_address_stay_closed(site: Site, connections: Any):
-    """The right file id does not open the door that the token does not."""
+async def test_the_right_file_id_does_not_help_a_wrong_token(site: Site, connections: Any):
+    """The refusal is the same as for an unknown file id."""
     connection = await connections()
     victim, other = await victim_on(site), await registered(site)
     before = await everything(connection, victim.caller.id)
@@ -283,8 +290,8 @@ async def test_a_key_of_another_workspace_is_a_new_key(site: Site, connections: 
     assert await everything(connection, victim.caller.id) == before
 
 
-async def test_another_workspaces_traffic_does_not_show(site: Site):
-    """Neither in the rows nor in the headers that say where a feed stands."""
+async def test_traffic_of_another_workspace_cannot_be_detected(site: Site):
+    """Neither in the rows nor in the marks that are sent as headers."""
     quiet = await registered(site)
     before = await quiet.read_feed()
 
@@ -296,8 +303,8 @@ async def test_another_workspaces_traffic_does_not_show(site: Site):
         assert after.headers[name] == before.headers[name]
 
 
-async def test_a_workspaces_token_is_not_the_admins_nor_the_other_way_round(site: Site):
-    """The admin sees that files wait; what is in them is the workspace's alone."""
+async def test_the_operator_cannot_read_files_and_a_workspace_is_no_operator(site: Site):
+    """The operator sees that files wait; only the workspace reads their contents."""
     victim = await victim_on(site)
     path = f"{victim.caller.path}/pending-uploads/{victim.file_id}/content"
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document, the page made of it, and the guide to the wire leave nothing out."""
+"""The OpenAPI document, the page made of it, and the protocol guide are complete."""
 
 import base64
 import hashlib
@@ -15,25 +15,57 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31
 from sites import Site
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
 import restante
 from restante import wire
 from restante.http import problems
 from restante.http.operations import operation, operation_of
 from restante.server import openapi
-from restante.server.app import ROUTES, SOCKETS
+from restante.server.app import ROUTES
 from restante.server.docs.page import rendered
 
+TAG = "tests"  # of the handlers in this file
+HTTP_ROUTES = [route for route in ROUTES if isinstance(route, Route)]
+WEBSOCKET_ROUTES = [route for route in ROUTES if isinstance(route, WebSocketRoute)]
 GUIDE = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
 DOCUMENT = openapi.document(ROUTES)
 OPERATIONS = {
     one["operationId"]: one for methods in DOCUMENT["paths"].values() for one in methods.values()
 }
 
+# Public and stable: generated clients use them as names.
+OPERATION_IDS = {
+    ("GET", "/admin/retention/plan"): "retention_plan",
+    ("POST", "/admin/retention/sweep"): "retention_sweep",
+    ("GET", "/admin/status"): "retention_status",
+    ("GET", "/admin/workspaces"): "workspaces_page",
+    ("GET", "/admin/workspaces/{workspace_id}"): "workspaces_show",
+    ("DELETE", "/admin/workspaces/{workspace_id}/token"): "workspaces_revoke_token",
+    ("POST", "/admin/workspaces/{workspace_id}/token"): "workspaces_reissue_token",
+    ("GET", "/docs"): "docs_read",
+    ("GET", "/health"): "health_health",
+    ("GET", "/metrics"): "health_metrics",
+    ("GET", "/openapi.json"): "docs_document",
+    ("GET", "/ready"): "health_ready",
+    ("POST", "/registry/heartbeat"): "workspaces_heartbeat",
+    ("POST", "/registry/register"): "workspaces_register",
+    ("DELETE", "/workspaces/{workspace_id}"): "workspaces_remove",
+    ("PATCH", "/workspaces/{workspace_id}"): "workspaces_change",
+    ("POST", "/workspaces/{workspace_id}/a2a"): "messages_send",
+    ("GET", "/workspaces/{workspace_id}/activity"): "feed_read",
+    ("POST", "/workspaces/{workspace_id}/activity/ack"): "feed_acknowledge",
+    ("POST", "/workspaces/{workspace_id}/chat/uploads"): "uploads_upload",
+    ("GET", "/workspaces/{workspace_id}/events"): "events_stream",
+    ("GET", "/workspaces/{workspace_id}/pending-uploads"): "uploads_waiting",
+    ("POST", "/workspaces/{workspace_id}/pending-uploads/{file_id}/ack"): "uploads_acknowledge",
+    ("GET", "/workspaces/{workspace_id}/pending-uploads/{file_id}/content"): "uploads_content",
+    ("POST", "/workspaces/{workspace_id}/pending-uploads/{file_id}/reopen"): "uploads_reopen",
+}
+
 
 def paths() -> list[str]:
-    return sorted({route.path for route in [*ROUTES, *SOCKETS]})
+    return sorted({route.path for route in [*HTTP_ROUTES, *WEBSOCKET_ROUTES]})
 
 
 def codes() -> list[str]:
@@ -43,7 +75,7 @@ def codes() -> list[str]:
     )
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.endpoint.__name__}")
+@pytest.mark.parametrize("route", HTTP_ROUTES, ids=lambda route: f"{route.endpoint.__name__}")
 def test_every_route_and_method_is_described(route: Route):
     assert operation_of(route.endpoint)
     methods = {method.upper() for method in DOCUMENT["paths"][route.path]}
@@ -51,7 +83,7 @@ def test_every_route_and_method_is_described(route: Route):
     assert route.methods <= methods
 
 
-def test_a_route_that_nobody_described_is_noticed():
+def test_a_route_without_a_description_is_an_error():
     async def forgotten(_request: Request) -> Response:
         return Response()
 
@@ -59,7 +91,7 @@ def test_a_route_that_nobody_described_is_noticed():
         openapi.document([*ROUTES, Route("/forgotten", forgotten)])
 
 
-def test_the_document_is_openapi():
+def test_the_document_is_valid_openapi():
     errors = jsonschema_rs.validator_for(OPENAPI_31).iter_errors(DOCUMENT)
 
     assert [str(error) for error in errors] == []
@@ -67,13 +99,13 @@ def test_the_document_is_openapi():
     assert DOCUMENT["servers"] == [{"url": "/"}]
 
 
-def test_every_schema_in_it_is_a_schema():
+def test_every_schema_is_valid_and_described():
     for name, schema in DOCUMENT["components"]["schemas"].items():
         jsonschema_rs.meta.validate(schema)
         assert schema["description"], name
 
 
-def test_every_reference_leads_somewhere():
+def test_every_reference_can_be_resolved():
     for reference in set(references(DOCUMENT)):
         found: Any = DOCUMENT
         for key in reference.removeprefix("#/").split("/"):
@@ -88,11 +120,30 @@ def references(value: Any) -> list[str]:
     return [one for inner in value for one in references(inner)] if isinstance(value, list) else []
 
 
-def test_operations_have_names_of_their_own():
+def test_every_operation_has_an_id_of_its_own():
     methods = [method for methods in DOCUMENT["paths"].values() for method in methods]
 
     assert len(OPERATIONS) == len(methods)
     assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in OPERATIONS)
+
+
+def test_operation_ids_and_tags_stay_what_generated_clients_use():
+    """A client generator makes one method of each id and one class of each tag."""
+    found = {
+        (method.upper(), path): (one["operationId"], one["tags"])
+        for path, methods in DOCUMENT["paths"].items()
+        for method, one in methods.items()
+    }
+    expected = {
+        **{key: (name, [name.partition("_")[0]]) for key, name in OPERATION_IDS.items()},
+        **{
+            ("HEAD", path): (f"{name}_head", [name.partition("_")[0]])
+            for (method, path), name in OPERATION_IDS.items()
+            if method == "GET"
+        },
+    }
+
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -106,7 +157,7 @@ def test_operations_have_names_of_their_own():
         ("uploads_content", [{"workspace": []}]),
     ],
 )
-def test_who_may_call_is_said(name: str, tokens: list[dict[str, Any]]):
+def test_an_operation_names_the_tokens_that_it_accepts(name: str, tokens: list[dict[str, Any]]):
     assert OPERATIONS[name]["security"] == tokens
 
 
@@ -129,7 +180,7 @@ def test_a_query_is_described_with_its_limits():
     assert not described["since_id"]["required"]
 
 
-def test_a_parameter_whose_default_is_refused_must_be_sent():
+def test_a_parameter_is_required_if_its_default_is_refused():
     confirm = OPERATIONS["workspaces_remove"]["parameters"][1]
 
     assert (confirm["name"], confirm["required"], confirm["schema"]["const"]) == (
@@ -167,7 +218,7 @@ def test_headers_of_answers_are_described():
     )
 
 
-def test_a_bare_status_stands_for_all_its_errors():
+def test_a_bare_status_stands_for_every_error_that_has_it():
     @operation(summary="Try.", caller="anyone", refusals=(422,))
     async def attempt(_request: Request) -> Response:
         return Response()
@@ -217,7 +268,7 @@ def test_the_page_shows_every_operation_and_shape():
 
 
 class Reader(HTMLParser):
-    """The anchors of a page and the links to them; notices tags that are not closed."""
+    """Collects the anchors of a page and the links to them, and checks that tags are closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -240,7 +291,7 @@ class Reader(HTMLParser):
         assert self.open_tags.pop() == tag
 
 
-def test_what_a_description_says_is_text_on_the_page():
+def test_descriptions_are_escaped_on_the_page():
     hostile = "<script>alert('`x`')</script>"
     document = DOCUMENT | {"info": DOCUMENT["info"] | {"description": hostile}}
 
@@ -252,8 +303,8 @@ def test_what_a_description_says_is_text_on_the_page():
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("query", ["since_secs=null", "source=null", "source=NULL", "limit=null"])
-async def test_null_in_a_query_is_not_taken_for_nothing(site: Site, query: str):
-    """A program with a bug in it must not get the whole feed because its filter was dropped."""
+async def test_null_in_a_query_is_refused(site: Site, query: str):
+    """A client with a bug must not get the whole feed because its filter was dropped."""
     workspace = await registered(site)
 
     answer = await workspace.ask("GET", f"/activity?{query}")
@@ -263,7 +314,7 @@ async def test_null_in_a_query_is_not_taken_for_nothing(site: Site, query: str):
 
 
 @pytest.mark.anyio
-async def test_a_refused_method_is_told_all_that_the_address_takes(site: Site):
+async def test_a_405_lists_every_method_of_the_path(site: Site):
     workspace = await registered(site)
 
     answer = await ask(site, "PUT", workspace.path)
@@ -273,7 +324,7 @@ async def test_a_refused_method_is_told_all_that_the_address_takes(site: Site):
 
 
 @pytest.mark.parametrize("path", paths())
-def test_the_guide_mentions_every_address(path: str):
+def test_the_guide_mentions_every_path(path: str):
     assert f"{path}`" in GUIDE or f"{path}?" in GUIDE
 
 

@@ -109,6 +109,13 @@ def _show_report(report: wire.SweepReport) -> None:
         f"Deleted {report.acked} acknowledged and {report.expired} expired uploads; "
         f"{shown_bytes(report.bytes_back)} freed in {report.seconds:.2f} s."
     )
+    others = [
+        f"{count} {kind}"
+        for kind, count in report.deleted.items()
+        if count and kind not in {"acked", "expired"}
+    ]
+    if others:
+        console.print(f"Also deleted: {', '.join(others)}.")
     for postponed in report.postponed:
         step = postponed.step
         console.print(

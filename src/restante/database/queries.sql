@@ -49,8 +49,9 @@ select index.relname as name
 
 -- name: partitions
 -- Every partition of the given tables at the lowest level, and every table that was one and was left
--- over by an interrupted pass.  The bounds come from the catalogue, which decides where rows go; they
--- are read without naming the relation, because pg_get_expr would otherwise wait for its lock.
+-- over by an interrupted pass: its name is that of a parent, and a time.  The bounds come from the
+-- catalogue, which decides where rows go; they are read without naming the relation, because
+-- pg_get_expr would otherwise wait for its lock.
 with recursive tree as (
     select relname as table_name, oid
       from pg_class
@@ -75,13 +76,14 @@ select tree.table_name,
   join pg_class parent on parent.oid = pg_inherits.inhparent
   join pg_class partition on partition.oid = tree.oid and partition.relkind = 'r'
 union all
-(select distinct on (relname) root, null, relname, null, 'detached'
-   from pg_class
-   join unnest($1::text[]) as root on relname ~ ('^' || root || '(_.*)?_\d{8}_\d{6}$')
-  where relnamespace = 'restante'::regnamespace
-    and relkind = 'r'
-    and not relispartition
-  order by relname, length(root) desc)
+select tree.table_name, null, leftover.relname, null, 'detached'
+  from tree
+  join pg_class parent on parent.oid = tree.oid and parent.relkind = 'p'
+  join pg_class leftover on left(leftover.relname, -16) = parent.relname
+                        and right(leftover.relname, 16) ~ '^_\d{8}_\d{6}$'
+ where leftover.relnamespace = 'restante'::regnamespace
+   and leftover.relkind = 'r'
+   and not leftover.relispartition
  order by 1, 3;
 
 -- name: lock_partition_creation

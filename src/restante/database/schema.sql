@@ -1,24 +1,24 @@
--- The whole schema, as the migrations leave it: for readers.  Databases are made by the migrations;
--- a test compares the two, so this page is never out of date.
+-- The whole schema, as the migrations leave it: for readers.  Migrations create the database; a test
+-- compares the two, so this page is never out of date.
 --
--- How it hangs together: a file that arrives for a workspace becomes a row in `uploads`, its bytes in
--- `chunks`, and a row in `feed` that tells the workspace; the counters in `feeds` go with them in the
--- same commit.  There are no foreign keys: what was sent to a workspace outlives it, and every key
--- begins with the workspace, so that the tables can be distributed by it.
+-- A file for a workspace becomes a row in `uploads`, its bytes in `chunks`, and a row in `feed` that
+-- announces it; the counters in `feeds` are updated in the same commit.  There are no foreign keys:
+-- files and feed rows outlive their workspace.  Rows carry their workspace, so that the tables can be
+-- distributed by it.
 
 create schema restante;  -- our own, so that Restante can share a database with an application
 set search_path = restante;
 
--- What has been done to this database -------------------------------------------------------------
+-- Migrations --------------------------------------------------------------------------------------
 
 create table schema_migrations (
     number     integer     not null primary key,
     name       text        not null,
-    checksum   text        not null,  -- of the file; one that was edited later is refused
+    checksum   text        not null,  -- of the file; an edited file is refused
     applied_at timestamptz not null default clock_timestamp()
 );
 
--- Code older than this can no longer work here, and refuses to start.
+-- Releases older than this can no longer use the database, and refuse to start.
 create table schema_compatibility (
     only_row    boolean not null primary key default true check (only_row),
     oldest_code integer not null
@@ -30,38 +30,38 @@ create table workspaces (
     id             uuid        not null primary key,
     name           text        not null,
     delivery_mode  text        not null check (delivery_mode in ('poll', 'push')),
-    url            text,                -- where a push workspace is called
+    url            text,                -- a push workspace is called here
     agent_card     json        not null,
     parent_id      uuid,
     status         text        not null default 'active' check (status in ('active', 'removed')),
     token_hash     bytea       unique check (octet_length(token_hash) = 32),  -- null: revoked
-    inbound_secret text        not null,  -- what we show when we call a push workspace
+    inbound_secret text        not null,  -- our token when we call a push workspace
     active_tasks   integer     not null default 0 check (active_tasks >= 0),
     current_task   text        not null default '',
     created_at     timestamptz not null default clock_timestamp(),
     last_seen_at   timestamptz not null default clock_timestamp()
 );
 
--- The counters of a workspace's feed, apart from the workspace itself: this row is locked for the
--- length of each commit, and a heartbeat must not wait for that.  `last_seq` is what makes seqs dense
--- and puts them in the order of the commits.
+-- The counters of a workspace's feed, separate from the workspace: this row is locked for the length
+-- of each commit, and a heartbeat must not wait for that.  `last_seq` makes seqs dense and puts them
+-- in commit order.
 create table feeds (
     workspace_id   uuid    not null primary key,
     last_seq       bigint  not null default 0,
-    trimmed_seq    bigint  not null default 0,  -- rows up to here are gone, and a cursor below gets 410
-    acked_seq      bigint  not null default 0,  -- rows up to here were handled, says the workspace
+    trimmed_seq    bigint  not null default 0,  -- rows up to here are gone; a cursor below gets 410
+    acked_seq      bigint  not null default 0,  -- the workspace has marked rows up to here as handled
     waiting_bytes  bigint  not null default 0 check (waiting_bytes >= 0),
     waiting_files  integer not null default 0 check (waiting_files >= 0),
     reserved_bytes bigint  not null default 0 check (reserved_bytes >= 0),
     reserved_files integer not null default 0 check (reserved_files >= 0),
     check (trimmed_seq <= last_seq),
     check (acked_seq <= last_seq)
-) with (fillfactor = 50);  -- updated all the time, and no index with it
+) with (fillfactor = 50);  -- updated often, and no index with it (HOT)
 
 -- Files -------------------------------------------------------------------------------------------
 
--- One row a file.  It waits while `acked_at` is null and `expires_at` lies ahead; the sweep deletes it
--- some time after either.
+-- One row per file.  It waits while `acked_at` is null and `expires_at` is in the future.  The sweep
+-- deletes it when the ack retention is over, or once it has expired.
 create table uploads (
     workspace_id uuid        not null,
     file_id      uuid        not null,
@@ -78,11 +78,12 @@ create table uploads (
 ) with (fillfactor = 85);
 create index uploads_waiting on uploads (workspace_id, created_at, file_id) where acked_at is null;
 create index uploads_expiring on uploads (expires_at) where acked_at is null;
-create index uploads_acked on uploads (acked_at) where acked_at is not null;  -- for an idle sweep
+create index uploads_acked on uploads (acked_at) where acked_at is not null;  -- keeps an idle sweep cheap
 create index uploads_in_bucket on uploads (bucket);
 
--- The bytes, 256 KiB a row.  A leaf is a bucket, an hour unless set otherwise; it is filled once, read
--- a few times, and dropped whole, so its autovacuum is off.  Leaves are created ahead of the clock.
+-- The bytes, 256 KiB per row.  A partition is a bucket, an hour unless set otherwise.  It is written
+-- once, read a few times, and dropped whole, so its autovacuum is off.  Partitions are created ahead
+-- of the clock.
 create table chunks (
     bucket       timestamptz not null,
     workspace_id uuid        not null,
@@ -91,11 +92,12 @@ create table chunks (
     bytes        bytea       not null check (octet_length(bytes) between 1 and 262144),
     primary key (bucket, workspace_id, file_id, seq)
 ) partition by range (bucket);
-alter table chunks alter column bytes set storage external;  -- compressing it is slow and gains little
+alter table chunks alter column bytes set storage external;  -- compression is slow and gains little
 
 -- The feed ----------------------------------------------------------------------------------------
 
--- The rows a workspace reads.  By time-ordered id, so that a cursor finds its leaf at once.
+-- The rows that a workspace reads.  Partitioned by a time-ordered id, so that a cursor finds its
+-- partition at once.
 create table feed (
     id            uuid        not null,
     workspace_id  uuid        not null,
@@ -115,44 +117,46 @@ create table feed (
 ) partition by range (id);
 create index feed_in_order on feed (workspace_id, seq);
 
--- Uploads on their way in -------------------------------------------------------------------------
+-- Uploads in progress -----------------------------------------------------------------------------
 
--- Room promised to an upload that is still arriving.  What a killed server leaves behind expires.
+-- Room in the quota, reserved for an upload that is still arriving.  What a killed server leaves
+-- behind expires.
 create table reservations (
     id           uuid        not null primary key,
     workspace_id uuid        not null,
-    bucket       timestamptz not null, -- not to be dropped meanwhile
+    bucket       timestamptz not null, -- must not be dropped meanwhile
     bytes        bigint      not null check (bytes >= 0),
     files        integer     not null check (files >= 0),
     expires_at   timestamptz not null
 );
 create index reservations_expiring on reservations (expires_at);
 
--- The first answer to a request that may be sent again.
+-- The first answer to a request with an idempotency key; a retry gets the same answer.
 create table answers (
     workspace_id    uuid        not null,
     idempotency_key text        not null check (length(idempotency_key) between 1 and 255),
-    fingerprint     bytea       not null,  -- of the files: another request must not use the key
+    fingerprint     bytea       not null,  -- of the files: the key is refused for others
     answer          json        not null,
     expires_at      timestamptz not null,
     primary key (workspace_id, idempotency_key)
 );
 create index answers_expiring on answers (expires_at);
 
--- What the tables took at each pass of the sweep, for as long as their growth is looked at.
+-- The total size of the tables, measured every 5 minutes and kept for 8 days, to compute growth.
 create table space_samples (
     taken_at timestamptz not null primary key,
     bytes    bigint      not null
 );
 
--- How long the servers keep things, for the commands that are run beside them.
+-- The servers' retention settings, for commands that are given none.
 create table chosen_retention (
     only_row      boolean          not null primary key default true check (only_row),
     ack_seconds   double precision not null,
     feed_seconds  double precision not null
 );
 
--- A leaf on its way out is sealed by a trigger of that name: it takes no more rows.
+-- A partition that is being removed is sealed: a trigger named `sealed` calls this, and the partition
+-- accepts no more rows.
 create function refuse_rows() returns trigger language plpgsql as $$
 begin
     raise exception 'leaf "%" is "sealed"', tg_table_name

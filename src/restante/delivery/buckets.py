@@ -141,7 +141,8 @@ def _silent(row: Row, now: datetime) -> wire.PinView:
     return wire.PinView(
         who=f"workspace {row['workspace_id']}",
         what=f"{row['silent_files']} files that it does not fetch",
-        way_out=f"connect it, remove it, or wait until {row['silent_until']:%Y-%m-%d %H:%M}",
+        way_out=f"connect it, `restante uploads expire` its files, or wait until "
+        f"{row['silent_until']:%Y-%m-%d %H:%M}",
         bytes=row["silent_bytes"],
         seconds=(now - row["silent_since"]).total_seconds(),
     )

@@ -76,6 +76,8 @@ class Wakeups:
                 f"{_MAX_WAITERS} requests wait for this feed already; let one of them end first."
             )
         waiter = Waiter(is_watcher=is_watcher)
+        if self.stopping:  # nobody would wake it
+            waiter.changed.set()
         together = self._waiters.setdefault(workspace_id, set())
         together.add(waiter)
         try:

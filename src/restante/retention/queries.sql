@@ -17,7 +17,7 @@ select pid, coalesce(nullif(application_name, ''), backend_type) as who,
   from pg_stat_activity
  where xact_start is not null and pid <> pg_backend_pid()
    and datname = current_database()
-   and clock_timestamp() - xact_start > interval '1 minute'
+   and clock_timestamp() - xact_start > $1::interval
  order by xact_start
  limit 5;
 

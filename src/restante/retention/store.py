@@ -9,6 +9,9 @@ from restante.wire import PinView
 
 queries = sql.load("restante.retention")
 
+# A shorter transaction keeps hardly any space.
+_LONG_TRANSACTION = timedelta(minutes=1)
+
 
 @dataclass(frozen=True, slots=True)
 class RetentionSettings:
@@ -51,7 +54,7 @@ async def relations(connection: Connection) -> list[Relation]:
     return [Relation(row["name"], measured[row["name"]], row["dead_rows"]) for row in rows]
 
 
-async def pins(connection: Connection) -> list[PinView]:
+async def pins(connection: Connection, *, open_for: timedelta = _LONG_TRANSACTION) -> list[PinView]:
     """Long transactions and replication slots, which keep Postgres from cleaning up."""
     found = [
         PinView(
@@ -60,7 +63,7 @@ async def pins(connection: Connection) -> list[PinView]:
             way_out=f"end it, or: select pg_terminate_backend({row['pid']})",
             seconds=row["seconds"],
         )
-        for row in await connection.fetch(queries.oldest_transactions)
+        for row in await connection.fetch(queries.oldest_transactions, open_for)
     ]
     found += [
         PinView(

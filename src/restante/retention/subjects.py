@@ -56,7 +56,7 @@ class RowSubject(Subject):
 
     @abstractmethod
     async def count_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
-        """How many rows are due, by outcome.  Counts up to a limit and reads an index only."""
+        """How many rows are due, by outcome, up to a limit.  Runs on every pass, so it is cheap."""
 
     @abstractmethod
     async def delete_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:

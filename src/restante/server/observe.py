@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import structlog
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from restante.feed.events import TRANSPORT
 from restante.http.problems import on_bug, server_stopping
@@ -48,6 +49,10 @@ class ObservedApp(Starlette):
     It also puts the connection's transport into the scope, for handlers that must abort it.
     Uvicorn's `send` is a method of the object that has it; middleware would hide that.
     """
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Leave out Starlette's outermost layer, which would answer errors before `_answer`."""
+        return ExceptionMiddleware(self.router, handlers=self.exception_handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[TRANSPORT] = getattr(getattr(send, "__self__", None), "transport", None)

@@ -122,8 +122,7 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
         subjects = subjects_of(settings)
         services = _services(settings, db, wakeups, push, subjects, token)
         await upkeep.create_partitions(db, subjects, now=datetime.now(UTC))
-        async with db.connection() as connection:
-            await retention.save_settings(connection, _retention_settings(settings))
+        await save_retention(settings, db)
         loops = _loops(settings, services, subjects)
         services.metrics.loops.expect(loop.name for loop in loops)
         await stack.enter_async_context(Loops(loops, services.metrics.loops))
@@ -145,7 +144,7 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
     logs.configure(settings.log_format, "warning")
     async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
         await Readiness(db, migrate.shipped()).check()
-        settings = await _with_saved_retention(settings, db, given=given)
+        settings = await with_saved_retention(settings, db, given=given)
         wakeups, subjects = Wakeups(db, Listener(dsn)), subjects_of(settings)
         yield Operator(
             sweep_of(db, subjects),
@@ -155,8 +154,14 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
         await wakeups.notify_others()  # the readers wait at the servers
 
 
-async def _with_saved_retention(
-    settings: Settings, db: Database, *, given: Collection[str]
+async def save_retention(settings: Settings, db: Database) -> None:
+    """Save the retention of this server, for commands that run beside it."""
+    async with db.connection() as connection:
+        await retention.save_settings(connection, _retention_settings(settings))
+
+
+async def with_saved_retention(
+    settings: Settings, db: Database, *, given: Collection[str] = ()
 ) -> Settings:
     """
     The settings, with the servers' retention where the command was not given one.

@@ -113,7 +113,7 @@ def _breakable(path: str) -> str:
 def _beginning(document: Json) -> Iterator[str]:
     yield """<section id="beginning">
 <h2>Tokens and errors</h2>
-<p>A token is sent as <code>Authorization: Bearer …</code>. Each operation says which one it needs:</p>"""
+<p>A token is sent as <code>Authorization: Bearer …</code>. Each operation says which one:</p>"""
     schemes = document["components"]["securitySchemes"]
     yield _table(
         ("token", "what it is"),

@@ -1,0 +1,59 @@
+"""The acknowledged mark of a feed over HTTP."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from callers import Answer, Caller, Part, registered
+from sites import Site
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def caller(site: Site) -> Caller:
+    return await registered(site)
+
+
+@pytest.fixture
+async def connection(connections: Any) -> Any:
+    return await connections()
+
+
+async def acked(caller: Caller, seq: Any) -> Answer:
+    return await caller.ask("POST", "/activity/ack", json={"acked_seq": seq})
+
+
+async def test_the_acknowledged_mark_only_moves_forward(caller: Caller, connection: Any):
+    await caller.staged(*[Part()] * 5)
+
+    for sent, expected in ((2, 2), (2, 2), (1, 2), (0, 2), (4, 4), (5, 5), (3, 5)):
+        answer = await acked(caller, sent)
+        assert (answer.status, answer.json) == (200, {"acked_seq": expected})
+        assert await connection.fetchval("select acked_seq from feeds") == expected
+    assert len(await caller.feed()) == 5
+
+
+async def test_the_mark_never_passes_the_newest_row(caller: Caller):
+    await caller.staged(*[Part()] * 2)
+
+    assert (await acked(caller, 2**63 - 1)).json == {"acked_seq": 2}
+    await caller.staged()
+    assert (await acked(caller, 3)).json == {"acked_seq": 3}
+
+
+async def test_of_concurrent_marks_the_highest_stays(caller: Caller):
+    await caller.staged(*[Part()] * 20)
+
+    await asyncio.gather(*(acked(caller, seq) for seq in (7, 19, 3, 20, 11)))
+
+    assert (await acked(caller, 0)).json == {"acked_seq": 20}
+
+
+async def test_a_wrong_mark_is_a_400_that_names_the_field(caller: Caller):
+    for wrong in (-1, "5", 1.5, None, 2**63, 10**40, [1]):
+        answer = await acked(caller, wrong)
+        assert answer.status == 400, wrong
+        assert "acked_seq" in answer.json["error"]
+    missing = await caller.ask("POST", "/activity/ack", json={})
+    assert (missing.status, "acked_seq" in missing.json["error"]) == (400, True)

@@ -1,0 +1,140 @@
+"""Messages over HTTP: who may send them, which are accepted, and how they are stored."""
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from callers import ADMIN, Caller, ask, bearer, registered
+from sites import Site, SiteFactory
+
+pytestmark = pytest.mark.anyio
+
+HELLO = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {"message": {"parts": []}}}
+
+
+@pytest.fixture
+async def caller(site: Site) -> Caller:
+    return await registered(site)
+
+
+async def test_a_message_becomes_a_row_of_the_feed(caller: Caller):
+    sender = await registered(caller.site)
+
+    answer = await sender.message(HELLO, to=caller)
+
+    assert answer.status == 200
+    assert answer.json == {"status": "queued", "delivery_mode": "poll", "method": "message/send"}
+    await caller.staged()
+    of_file, row = await caller.feed()
+    assert set(row) == set(of_file)
+    expected = {
+        "activity_type": "a2a_receive",
+        "method": "message/send",
+        "request_body": HELLO,
+        "source_id": sender.id,
+        "target_id": caller.id,
+        "status": "ok",
+        "seq": 1,
+    }
+    assert {name: row[name] for name in expected} == expected
+
+
+async def test_parts_with_a_type_are_stored_with_a_kind(caller: Caller):
+    def parts(discriminator: str) -> list[Any]:
+        return [
+            {discriminator: "text", "text": "type", "data": {"type": "inner"}},
+            {"kind": "file", "type": "kept"},
+            "no object",
+        ]
+
+    def body(discriminator: str) -> dict[str, Any]:
+        return {
+            "method": "message/send",
+            "parts": parts(discriminator),
+            "params": {
+                "type": "kept",
+                "parts": parts(discriminator),
+                "message": {"type": "kept", "parts": parts(discriminator)},
+            },
+        }
+
+    await caller.message(body("type"), to=caller)
+
+    (row,) = await caller.feed()
+    assert row["request_body"] == body("kind")
+
+
+async def test_the_body_is_stored_as_it_was_sent(caller: Caller):
+    body = {
+        "jsonrpc": "2.0",
+        "id": "x",
+        "method": "tasks/get",
+        "params": [1, 2.5, None, "\0\u2028\U0001f600", 2**70, {"": []}],
+        "extra": True,
+    }
+
+    await caller.message(body, to=caller)
+
+    assert (await caller.feed())[0]["request_body"] == body
+
+
+async def test_a_message_from_the_operator_comes_from_the_canvas(caller: Caller):
+    answer = await ask(caller.site, "POST", f"{caller.path}/a2a", json=HELLO, headers=ADMIN)
+
+    assert answer.status == 200
+    assert [row["source_id"] for row in await caller.feed(source="canvas")] == [None]
+
+
+async def test_the_senders_id_must_match_its_token(caller: Caller):
+    sender = await registered(caller.site)
+
+    right = await sender.message(HELLO, to=caller, X_Workspace_ID=sender.id)
+    wrong = [
+        await sender.message(HELLO, to=caller, X_Workspace_ID=claimed)
+        for claimed in (caller.id, str(uuid4()), "x", "")
+    ]
+
+    assert right.status == 200
+    assert {answer.status for answer in wrong} == {401}
+    assert len(await caller.feed()) == 1
+
+
+async def test_a_message_needs_a_token_and_a_receiver(caller: Caller):
+    path = f"{caller.path}/a2a"
+
+    for headers in ({}, bearer("x")):
+        answer = await ask(caller.site, "POST", path, json=HELLO, headers=headers)
+        assert answer.status == 401
+    nobody = Caller(caller.site, str(uuid4()), "")
+    assert (await caller.message(HELLO, to=nobody)).status == 404
+    assert await caller.feed() == []
+
+
+async def test_a_body_that_is_not_json_rpc_is_a_400(caller: Caller):
+    for body in (
+        {},
+        {"method": ""},
+        {"method": 5},
+        {"method": None},
+        {"jsonrpc": "1.0", "method": "x"},
+        [HELLO],
+        "x",
+        None,
+    ):
+        answer = await caller.message(body, to=caller)  # pyright: ignore[reportArgumentType]
+        assert answer.status == 400, body
+    assert await caller.feed() == []
+
+
+async def test_the_messages_of_one_sender_are_limited_per_minute(run_site: SiteFactory):
+    async with run_site(messages_per_minute=3) as site:
+        caller, other = await registered(site), await registered(site)
+
+        answers = [await other.message(HELLO, to=caller) for _ in range(4)]
+        from_another = await caller.message(HELLO, to=caller)
+
+    assert [answer.status for answer in answers] == [200, 200, 200, 429]
+    refusal = answers[3]
+    assert refusal.json["code"] == "too_many_messages"
+    assert int(refusal.headers["Retry-After"]) == refusal.json["retry_after_seconds"] >= 1
+    assert from_another.status == 200
