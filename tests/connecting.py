@@ -4,9 +4,8 @@ import os
 import re
 import subprocess
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from signal import SIGINT, SIGKILL, Signals
 from typing import Any, Self
@@ -167,15 +166,6 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-@contextmanager
-def ends_within(seconds: float) -> Iterator[None]:
-    """What happens inside takes no longer than this."""
-    began = time.monotonic()
-    yield
-    took = time.monotonic() - began
-    assert took < seconds, f"it took {took:.1f} s"
 
 
 class Office:

@@ -173,7 +173,7 @@ async def test_a_folder_that_another_process_has_is_left_alone(shared_site: Site
     with Folder.open(tmp_path):
         told = told_by(await connect(shared_site.url, "--dir", tmp_path, "--once"))
 
-    assert f"receives into {tmp_path} already" in told
+    assert f"is receiving into {tmp_path}:" in told
     assert kept_credentials(tmp_path) is None
 
 

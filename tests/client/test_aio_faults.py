@@ -14,7 +14,8 @@ from callers import Caller, registered
 from impostors import Answering, Asked, Impostor, http, impostor, one_after_another, relay
 from sites import Site
 
-from restante.client import AsyncClient, Bytes, Cursor, aio, calls
+from restante.client import AsyncClient, Bytes, Cursor, Limits, calls
+from restante.client.aio import DEFAULT_LIMITS
 from restante.errors import (
     AnswerInvalid,
     FileUnreadable,
@@ -27,7 +28,7 @@ from restante.errors import (
 )
 from restante.ids import FileId
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("impatient")]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_delays")]
 
 TOKEN = "a-secret-token"
 FILE = FileId(uuid4())
@@ -38,10 +39,12 @@ Use = Callable[[AsyncClient], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def talking_to(answering: Answering) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
+async def talking_to(
+    answering: Answering, limits: Limits = DEFAULT_LIMITS
+) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
     async with (
         impostor(answering) as other,
-        AsyncClient(other.url, token=TOKEN, workspace_id=uuid4()) as client,
+        AsyncClient(other.url, token=TOKEN, workspace_id=uuid4(), limits=limits) as client,
     ):
         yield other, client
 
@@ -149,33 +152,31 @@ async def test_nobody_there_is_said_with_the_reason():
     assert str(caught.value) == f"{other.url} cannot be reached: Connection refused."
 
 
-async def test_silence_ends(monkeypatch: pytest.MonkeyPatch):
-    """A connection that a firewall forgot is otherwise waited on for ever."""
-    monkeypatch.setattr(aio, "_SILENCE_SECONDS", 0.05)
+async def test_a_silent_server_times_out():
+    """Without a timeout, a connection that a firewall dropped would never end."""
     over = asyncio.Event()
 
     async def silent(_: Asked) -> bytes:
         await over.wait()
         return OK
 
-    async with talking_to(silent) as (_, client):
+    async with talking_to(silent, Limits(read_timeout_seconds=0.05)) as (_, client):
         with pytest.raises(ServerUnreachable, match="in time"):
             await client.heartbeat()
         over.set()
 
 
-async def test_waiting_is_no_silence(monkeypatch: pytest.MonkeyPatch):
-    """Who asks the server to wait waits as long, and for the answer on top of that."""
-    monkeypatch.setattr(aio, "_SILENCE_SECONDS", 0.05)
+async def test_the_read_timeout_starts_after_the_requested_wait():
+    """A long poll is not a silent server."""
     over = asyncio.Event()
 
     async def silent(asked: Asked) -> bytes:
         await over.wait()
         return http(200, [])
 
-    async with talking_to(silent) as (_, client):
+    async with talking_to(silent, Limits(read_timeout_seconds=0.05)) as (_, client):
         call = calls.feed(client.workspace_id, Cursor(), wait_seconds=30, limit=1)
-        waiting = asyncio.ensure_future(client.send(call, tries=1))
+        waiting = asyncio.ensure_future(client.send(call, attempts=1))
         with pytest.raises(ServerUnreachable):
             await client.heartbeat()
         over.set()
@@ -248,28 +249,25 @@ async def endless(status: int, sent: list[int]) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("status", [200, 404, 503])
 @pytest.mark.parametrize("use", [listed, fetched], ids=["json", "refused content"])
-async def test_an_answer_without_end_is_broken_off(
-    monkeypatch: pytest.MonkeyPatch, status: int, use: Use
-):
-    monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 100_000)
+async def test_an_endless_answer_is_cut_off(status: int, use: Use):
     sent: list[int] = []
 
-    async with talking_to(lambda _: endless(status, sent)) as (_, client):
+    async with talking_to(lambda _: endless(status, sent), Limits(max_answer_bytes=100_000)) as (
+        _,
+        client,
+    ):
         with pytest.raises(AnswerInvalid):
             await use(client)
 
     assert sum(sent) < 20_000_000
 
 
-async def test_an_answer_that_trickles_is_broken_off(monkeypatch: pytest.MonkeyPatch):
-    """A byte now and then would otherwise keep us for ever."""
-    monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 10**12)
-    monkeypatch.setattr(aio, "_PATIENT_SECONDS", 0)
-    monkeypatch.setattr(aio, "_SLOWEST_BYTES_PER_SECOND", 10**12)
-    sent: list[int] = []
+async def test_a_slow_answer_is_cut_off():
+    """A server that sends one byte now and then must not keep a request open for ever."""
+    limits = Limits(slow_start_seconds=0, min_bytes_per_second=10**12, max_answer_bytes=10**12)
 
-    async with talking_to(lambda _: endless(200, sent)) as (_, client):
-        with pytest.raises(AnswerInvalid, match="slowly"):
+    async with talking_to(lambda _: endless(200, []), limits) as (_, client):
+        with pytest.raises(AnswerInvalid, match="too slow"):
             await client.heartbeat()
 
 
@@ -302,15 +300,15 @@ def truncated(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [truncated, Path.unlink], ids=["shorter", "gone"])
-async def test_a_file_that_changes_while_it_is_sent_is_told(
+async def test_a_file_that_changes_while_it_is_sent_is_reported(
     caller: Caller, big: Path, tmp_path: Path, change: Callable[[Path], None]
 ):
-    """Nothing of it is stored, and the server is not to blame."""
+    """Nothing is stored, and the error names the file, not the server."""
     second = tmp_path / "second"
     second.write_bytes(bytes(1_000_000))
 
-    def meanwhile(_: int) -> None:
-        if second.stat().st_size == 1_000_000:
+    def meanwhile(sent: int) -> None:
+        if sent == 1_000_000:
             change(second)
 
     async with AsyncClient(caller.site.url, token=caller.token) as client:

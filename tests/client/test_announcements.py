@@ -13,7 +13,7 @@ from sites import Site
 
 from restante.client import AsyncClient, Bytes, calls
 from restante.client.calls import Extent, Part, Reply
-from restante.client.sending import Outgoing, body_of
+from restante.client.sending import MultipartBody, Outgoing
 from restante.core.uploads import clean_mimetype, clean_name
 from restante.errors import AnswerInvalid
 from restante.ids import FileId, WorkspaceId
@@ -72,7 +72,7 @@ async def test_hostile_names_arrive_as_their_cleaned_selves(shared_site: Site):
     "kind", ["text/plain", "text/plain; charset=x", "a/b\r\nX-Evil: 1", "ü/ü", "nonsense", ""]
 )
 def test_a_type_is_one_or_becomes_octets(kind: str):
-    head = calls.opening(KEY, Part("a.bin", kind, 1)).decode()
+    head = calls.part_head(KEY, Part("a.bin", kind, 1)).decode()
 
     expected = clean_mimetype(kind) or "application/octet-stream"
     assert head.split("\r\n")[2:] == [f"Content-Type: {expected}", "", ""]
@@ -87,7 +87,7 @@ async def test_the_announced_length_is_the_length(files: list[tuple[str, bytes, 
     """One byte off, and the request hangs or its end is cut."""
     outgoing = [Outgoing.of(Bytes(*file)) for file in files]
 
-    body = await whole(body_of(KEY, outgoing))
+    body = await whole(MultipartBody(KEY, outgoing).pieces())
 
     assert len(body) == length_of(outgoing)
     assert body.endswith(f"\r\n--{KEY}--\r\n".encode())
@@ -98,7 +98,7 @@ async def test_progress_counts_the_bytes_of_files():
     heard: list[int] = []
     outgoing = [Outgoing.of(Bytes(str(size), bytes(size))) for size in (3, 4)]
 
-    await whole(body_of(KEY, outgoing, heard.append))
+    await whole(MultipartBody(KEY, outgoing, heard.append).pieces())
 
     assert heard == [3, 7]
 
@@ -145,13 +145,13 @@ def test_the_rest_of_a_file_says_where_it_begins():
 )
 def test_a_range_that_contradicts_itself_is_refused(headers: dict[str, str]):
     """Bytes written at the wrong place would only show in the hash, after all were fetched."""
-    with pytest.raises(AnswerInvalid, match="how long"):
+    with pytest.raises(AnswerInvalid, match="length"):
         extent(206, 4, **headers)
 
 
 @pytest.mark.parametrize("length", ["", "-1", "ten", "1.0", "9" * 19])
 def test_a_file_of_unknown_length_is_refused(length: str):
-    with pytest.raises(AnswerInvalid, match="how long"):
+    with pytest.raises(AnswerInvalid, match="length"):
         extent(Content_Length=length)
 
 

@@ -207,7 +207,7 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "restante" in thread.name]
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("no_delays")
 def test_its_thread_ends_with_it():
     with Client("http://127.0.0.1:1", workspace_id=uuid4()) as client:
         assert our_threads() == ["restante"]
@@ -257,11 +257,14 @@ async def test_leaving_an_inbox_in_the_middle_leaves_nothing_behind(caller: Call
     assert our_threads() == []
 
 
+# A shell that ignores Ctrl-C passes that on to its children, so the program asks for it again.
 WAITING = """
+import signal
 import sys
 from uuid import uuid4
 from restante.client import Client, Cursor
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with Client(sys.argv[1], token="t", workspace_id=uuid4()) as client:
     for item in client.inbox(Cursor(0)):
         print(item)

@@ -258,7 +258,7 @@ def test_an_interrupted_file_goes_on_where_it_was(directory: Directory):
 
     with directory.partial("a.part") as partial:
         assert partial.size == 7
-        partial.cut(7)
+        partial.truncate(7)
         partial.write(b"world")
         assert partial.sha256 == hashlib.sha256(b"hello, world").digest()
 
@@ -268,7 +268,7 @@ def test_an_interrupted_file_goes_on_where_it_was(directory: Directory):
 def test_cutting_forgets_what_was_cut_off(directory: Directory):
     with directory.partial("a.part") as partial:
         partial.write(b"hello, moon")
-        partial.cut(5)
+        partial.truncate(5)
         partial.write(b"!")
 
         assert partial.size == 6
@@ -282,7 +282,7 @@ def test_the_hash_is_of_what_is_on_the_disk(directory: Directory):
     put(directory.path / "a.part")
 
     with directory.partial("a.part") as partial:
-        partial.cut(partial.size)
+        partial.truncate(partial.size)
 
         assert partial.sha256 == hashlib.sha256(b"mine").digest()
 
@@ -299,7 +299,7 @@ def test_a_full_disk_is_told_apart_and_what_fitted_stays(small_disk: Path):
             partial.write(kib_200)
 
         filler.unlink()
-        partial.cut(partial.size)
+        partial.truncate(partial.size)
         partial.write(kib_200)
 
         assert partial.sha256 == hashlib.sha256(kib_200).digest()
@@ -318,9 +318,9 @@ def folder(root: Path) -> Iterator[Folder]:
 def arrived(folder: Folder, name: str = "a.txt") -> tuple[FileId, str]:
     """A file that is whole and has had its name chosen."""
     file_id = FileId(uuid4())
-    with folder.arriving(file_id) as partial:
+    with folder.partial(file_id) as partial:
         partial.write(b"hello")
-    return file_id, folder.intend(file_id, name)
+    return file_id, folder.choose_name(file_id, name)
 
 
 def partials(folder: Folder) -> list[str]:
@@ -365,7 +365,7 @@ def test_what_no_longer_waits_is_forgotten(folder: Folder, root: Path):
     arrived(folder)
     put(root / HOME / OURS / "arriving" / "junk")
 
-    folder.forget_arriving(keep={kept})
+    folder.remove_partials(keep={kept})
 
     assert partials(folder) == [f"{kept}.part"]
 
@@ -379,7 +379,7 @@ def test_a_file_has_a_uri_once_it_is_there(folder: Folder):
     assert folder.uri_of(file_id) == f"workspace:{path}"
 
     path.unlink()
-    folder.progress.note(file_id, name, State.ACKED)
+    folder.progress.record(file_id, name, State.ACKED)
     assert folder.uri_of(file_id) == f"workspace:{path}"
     assert folder.uri_of(FileId(uuid4())) is None
 

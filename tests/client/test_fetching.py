@@ -18,7 +18,7 @@ from restante.client import AsyncClient
 from restante.client.calls import Extent
 from restante.client.disk import Directory, Partial
 from restante.client.fetching import Fetch, WaitingFile, check_size, fetch_whole
-from restante.client.sending import unheard
+from restante.client.sending import no_progress
 from restante.errors import (
     AnswerInvalid,
     FileCorrupt,
@@ -29,7 +29,7 @@ from restante.errors import (
 )
 from restante.ids import FileId
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("impatient")]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_delays")]
 
 CONTENT = pattern(300_000)
 
@@ -76,7 +76,7 @@ async def fetched(caller: Caller, file: WaitingFile, partial: Partial, **relayed
     """Fetch through somebody who listens."""
     through = impostor(relay(caller.site, **relayed))
     async with through as heard, client_of(caller, heard.url) as client:
-        await fetch_whole(client, file, partial, unheard)
+        await fetch_whole(client, file, partial, no_progress)
     return heard
 
 
@@ -211,7 +211,7 @@ async def refused(said: bytes, partial: Partial) -> tuple[RestanteError, int]:
     """What is raised, and after how many requests."""
     async with talking_to(lambda _: said) as (liar, client):
         with pytest.raises(RestanteError) as caught:
-            await fetch_whole(client, SHORT, partial, unheard)
+            await fetch_whole(client, SHORT, partial, no_progress)
     return caught.value, len(liar.asked)
 
 
@@ -270,7 +270,7 @@ async def test_a_server_that_is_away_for_a_moment_is_waited_for(partial: Partial
     said = http(200, DIGITS, Repr_Digest=digest(DIGITS))
 
     async with talking_to(one_after_another(None, http(503), None, said)) as (_, client):
-        await fetch_whole(client, SHORT, partial, unheard)
+        await fetch_whole(client, SHORT, partial, no_progress)
 
     assert content_of(partial) == DIGITS
 
@@ -280,7 +280,7 @@ async def test_a_packed_body_is_not_unpacked(partial: Partial):
     said = http(200, DIGITS, Repr_Digest=digest(DIGITS), Content_Encoding="gzip")
 
     async with talking_to(lambda _: said) as (packer, client):
-        await fetch_whole(client, SHORT, partial, unheard)
+        await fetch_whole(client, SHORT, partial, no_progress)
 
     assert content_of(partial) == DIGITS
     assert packer.asked[0].headers["Accept-Encoding"] == "identity"
@@ -300,7 +300,7 @@ class Endless:
 
 async def test_more_bytes_than_announced_are_refused_at_once(partial: Partial):
     with pytest.raises(AnswerInvalid, match="longer"):
-        await fetch_whole(Endless(), SHORT, partial, unheard)
+        await fetch_whole(Endless(), SHORT, partial, no_progress)
 
     assert content_of(partial) == b""
 

@@ -48,7 +48,7 @@ def test_the_sdk_imports_nothing_of_the_server():
     assert "restante.client.aio" in loaded
     assert not loaded & set(SERVER_ONLY)
     ours = {name.split(".")[1] for name in loaded if name.startswith("restante.")}
-    assert ours == {"client", "core", "errors", "ids", "wire"}
+    assert ours == {"client", "core", "errors", "ids", "text", "wire"}
 
 
 def test_the_sdk_works_without_them():

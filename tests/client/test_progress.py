@@ -11,7 +11,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from restante.client import progress as module
 from restante.client.calls import Cursor
 from restante.client.progress import Progress, Received, State
 from restante.errors import FolderFull, FolderInUse, FolderUnusable
@@ -33,7 +32,7 @@ number = progress.cursor().seq if progress.cursor() else 0
 while sys.argv[2] == "write":
     number += 1
     for state in State:
-        progress.note(UUID(int=number), f"name {number}", state)
+        progress.record(UUID(int=number), f"name {number}", state)
     progress.keep_cursor(Cursor(number, UUID(int=number)))
     print(number, flush=True)
 sys.stdin.read()
@@ -52,6 +51,13 @@ def progress(path: Path) -> Iterator[Progress]:
     progress = Progress.open(path)
     yield progress
     progress.close()
+
+
+@pytest.fixture
+def small(path: Path) -> Iterator[Progress]:
+    """A database that remembers three files."""
+    with closing(Progress.open(path, max_files=3)) as progress:
+        yield progress
 
 
 def reopened(path: Path, progress: Progress) -> Progress:
@@ -100,7 +106,7 @@ def test_the_cursor_is_there_the_next_time(path: Path, progress: Progress, curso
 def test_a_file_is_known_by_its_last_state(path: Path, progress: Progress):
     file_id = FileId(uuid4())
     for state in State:
-        progress.note(file_id, "a.txt", state)
+        progress.record(file_id, "a.txt", state)
 
     again = reopened(path, progress)
 
@@ -111,59 +117,49 @@ def test_a_file_is_known_by_its_last_state(path: Path, progress: Progress):
 def test_a_file_that_comes_again_has_its_new_name(progress: Progress):
     """It was reopened at the server, after its owner had moved the first away."""
     file_id = FileId(uuid4())
-    progress.note(file_id, "first", State.ACKED)
+    progress.record(file_id, "first", State.ACKED)
 
-    progress.note(file_id, "second", State.PLACING)
+    progress.record(file_id, "second", State.PLACING)
 
     assert progress.received(file_id) == Received("second", State.PLACING)
 
 
-def test_only_the_newest_files_are_remembered(
-    progress: Progress, path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A folder that has received millions stays small."""
-    monkeypatch.setattr(module, "REMEMBERED_FILES", 5)
+def test_only_the_newest_files_are_remembered(small: Progress):
+    """The database of a folder that received millions of files stays small."""
     files = [FileId(uuid4()) for _ in range(20)]
     for file_id in files:
-        progress.note(file_id, "a", State.PLACING)
-        progress.note(file_id, "a", State.ACKED)
+        small.record(file_id, "a", State.PLACING)
+        small.record(file_id, "a", State.ACKED)
 
-    known = [file_id for file_id in files if progress.received(file_id)]
+    known = [file_id for file_id in files if small.received(file_id)]
 
-    assert known == files[-5:]
+    assert known == files[-3:]
 
 
-def test_an_old_file_that_comes_again_is_not_forgotten_at_once(
-    progress: Progress, monkeypatch: pytest.MonkeyPatch
-):
-    """What is being placed must be known after a crash."""
-    monkeypatch.setattr(module, "REMEMBERED_FILES", 3)
+def test_an_old_file_that_is_received_again_is_not_forgotten_at_once(small: Progress):
+    """A file that is being placed must be known after a crash."""
     files = [FileId(uuid4()) for _ in range(3)]
     for file_id in (*files, files[0]):
-        progress.note(file_id, "a", State.PLACING)
+        small.record(file_id, "a", State.PLACING)
 
-    assert all(progress.received(file_id) for file_id in files)
+    assert all(small.received(file_id) for file_id in files)
 
 
-def test_what_is_unfinished_is_never_forgotten_and_has_an_end(
-    progress: Progress, monkeypatch: pytest.MonkeyPatch
-):
-    """Forgotten, it would come again under another name, with every look."""
-    monkeypatch.setattr(module, "REMEMBERED_FILES", 3)
+def test_unacknowledged_files_are_never_forgotten_and_are_bounded(small: Progress):
+    """A forgotten one would be fetched again under another name, on every pass."""
     stuck = [FileId(uuid4()) for _ in range(3)]
     for file_id in stuck:
-        progress.check_room()
-        progress.note(file_id, "a", State.PLACING)
+        small.check_room()
+        small.record(file_id, "a", State.PLACING)
     for _ in range(10):
-        done = FileId(uuid4())
-        progress.note(done, "a", State.ACKED)
+        small.record(FileId(uuid4()), "a", State.ACKED)
 
     with pytest.raises(FolderFull, match="command"):
-        progress.check_room()
+        small.check_room()
 
-    assert all(progress.received(file_id) for file_id in stuck)
-    progress.note(stuck[0], "a", State.ACKED)
-    progress.check_room()
+    assert all(small.received(file_id) for file_id in stuck)
+    small.record(stuck[0], "a", State.ACKED)
+    small.check_room()
 
 
 # One at a time
@@ -239,7 +235,7 @@ def test_a_row_that_makes_no_sense_is_one_too(path: Path, progress: Progress, da
     """A flipped bit need not look like damage to the database."""
     file_id = FileId(uuid4())
     progress.keep_cursor(Cursor(1, ROW))
-    progress.note(file_id, "a", State.ACKED)
+    progress.record(file_id, "a", State.ACKED)
     progress.close()
     connection = sqlite3.connect(path)
     with connection:
@@ -270,7 +266,7 @@ def test_a_full_disk_is_told_apart_and_borne(small_disk: Path):
     def note(count: int) -> None:
         for _ in range(count):
             file_id = FileId(uuid4())
-            progress.note(file_id, "x" * 200, State.PLACING)
+            progress.record(file_id, "x" * 200, State.PLACING)
             noted.append(file_id)
 
     with closing(Progress.open(small_disk / "progress.sqlite")) as progress:

@@ -27,7 +27,7 @@ def refusal(status: int, said: Any, **headers: str) -> RestanteError:
     named = {name.replace("_", "-").lower(): value for name, value in headers.items()}
     body = said if isinstance(said, bytes) else msgspec.json.encode(said)
     with pytest.raises(RestanteError) as caught:
-        calls.refuse(Reply(status, named, body))
+        calls.raise_for_status(Reply(status, named, body))
     return caught.value
 
 
@@ -51,7 +51,7 @@ def test_the_fields_of_a_refusal_are_its_facts():
 
 @pytest.mark.parametrize("status", [200, 206])
 def test_success_is_not_refused(status: int):
-    calls.refuse(Reply(status, {}, b"whatever"))
+    calls.raise_for_status(Reply(status, {}, b"whatever"))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ PAGE = 4096
 LETTER = Bytes("letter.bin", os.urandom(2 * MIB))
 NOTE = Bytes("note.txt", os.urandom(16 * PAGE))
 
-NO_ROOM = "There is no room left for "
+NO_SPACE = "There is no space left for "
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_file_without_room_waits_until_there_is_some(office: Office, disk: Pat
     filler = Filler(disk, leave=MIB)
     office.send(ana, LETTER)
 
-    said = ana.until_said(NO_ROOM)
+    said = ana.until_said(NO_SPACE)
     assert "/arriving/" in said
     assert "free some space. Trying again" in said
     assert office.waiting(ana) == {LETTER.name}
@@ -84,7 +84,7 @@ def test_what_was_not_noted_is_not_placed(office: Office, disk: Path, proxy: Pro
     filler = Filler(disk, leave=len(NOTE.content))
     proxy.release()
 
-    assert "progress.sqlite" in ana.until_said(NO_ROOM)
+    assert "progress.sqlite" in ana.until_said(NO_SPACE)
     assert office.waiting(ana) == {NOTE.name}
     assert ana.names() == []
 
@@ -101,7 +101,7 @@ def test_an_ack_that_cannot_be_noted_does_no_harm(
     filler = Filler(disk)
     proxy.release()
 
-    assert "progress.sqlite" in ana.until_said(NO_ROOM)
+    assert "progress.sqlite" in ana.until_said(NO_SPACE)
 
     filler.remove()
     ana.until_said("received note.txt")
@@ -112,13 +112,13 @@ def test_a_crash_on_a_full_disk_costs_nothing(office: Office, disk: Path, ana: C
     """It starts without any room, says so, and goes on by itself when there is some."""
     filler = Filler(disk, leave=MIB)
     office.send(ana, LETTER)
-    ana.until_said(NO_ROOM)
+    ana.until_said(NO_SPACE)
     ana.kill()
     filler.remove()
     filler = Filler(disk)
 
     ana.start()
-    ana.until_said(NO_ROOM)
+    ana.until_said(NO_SPACE)
     assert office.waiting(ana) == {LETTER.name}
     filler.remove()
 
@@ -129,7 +129,7 @@ def test_the_rest_arrives_when_a_large_file_does_not_fit(office: Office, disk: P
     """A person makes room by taking away what has arrived."""
     letters = [Bytes(f"{number}.bin", os.urandom(MIB + MIB // 2)) for number in range(4)]
     office.send(ana, *letters)
-    ana.until_said(NO_ROOM)
+    ana.until_said(NO_SPACE)
     kept: dict[str, bytes] = {}
 
     def take_away() -> bool:
