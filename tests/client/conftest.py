@@ -22,7 +22,11 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jitter of zero, so that retries follow at once; test_retry covers the delays."""
-    monkeypatch.setattr(random, "uniform", lambda _low, _high: 0.0)
+
+    def zero(_low: float, _high: float) -> float:
+        return 0
+
+    monkeypatch.setattr(random, "uniform", zero)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The asyncio client and servers that fail, lie, hang or never end."""
+"""The asyncio client against servers that fail, lie, hang or never stop sending."""
 
 import asyncio
 import gzip
@@ -78,13 +78,13 @@ ONCE: dict[str, Use] = {
 }
 
 
-# Trying again
+# Retries
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
 @pytest.mark.parametrize("failure", [None, NOT_READY, http(502, b"<html>")], ids=["cut", "", "502"])
-async def test_what_does_no_harm_is_tried_again(name: str, failure: bytes | None):
-    """A server that restarts is not noticed by those who ask it something."""
+async def test_an_idempotent_request_is_retried(name: str, failure: bytes | None):
+    """Callers do not notice a server restart."""
     use, answer = REPEATABLE[name]
 
     async with talking_to(one_after_another(failure, failure, failure, http(200, answer))) as (
@@ -98,7 +98,7 @@ async def test_what_does_no_harm_is_tried_again(name: str, failure: bytes | None
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
-async def test_it_is_given_up_after_a_few_tries(name: str):
+async def test_retries_stop_after_four_attempts(name: str):
     async with talking_to(lambda _: NOT_READY) as (other, client):
         with pytest.raises(NotReady, match="Not yet"):
             await REPEATABLE[name][0](client)
@@ -108,8 +108,8 @@ async def test_it_is_given_up_after_a_few_tries(name: str):
 
 @pytest.mark.parametrize("failure", [None, NOT_READY], ids=["cut", "not_ready"])
 @pytest.mark.parametrize("name", ONCE)
-async def test_what_could_happen_twice_is_sent_once(name: str, failure: bytes | None):
-    """Nobody knows whether the first one arrived."""
+async def test_a_request_that_is_not_idempotent_is_sent_once(name: str, failure: bytes | None):
+    """The first one may have arrived."""
     async with talking_to(lambda _: failure) as (other, client):
         with pytest.raises(ServerUnreachable if failure is None else NotReady):
             await ONCE[name](client)
@@ -132,7 +132,7 @@ async def test_what_could_happen_twice_is_sent_once(name: str, failure: bytes | 
     ],
     ids=["401", "404", "418", "text", "shape", "redirect", "ssh", "two lengths", "no length"],
 )
-async def test_what_time_does_not_heal_is_not_tried_again(said: bytes, error: type[RestanteError]):
+async def test_a_permanent_failure_is_not_retried(said: bytes, error: type[RestanteError]):
     async with talking_to(lambda _: said) as (other, client):
         with pytest.raises(error) as caught:
             await client.heartbeat()
@@ -141,7 +141,7 @@ async def test_what_time_does_not_heal_is_not_tried_again(said: bytes, error: ty
     assert str(caught.value).isprintable()
 
 
-async def test_nobody_there_is_said_with_the_reason():
+async def test_an_unreachable_server_is_reported_with_the_reason():
     async with talking_to(lambda _: OK) as (other, _):
         pass
 
@@ -184,7 +184,7 @@ async def test_the_read_timeout_starts_after_the_requested_wait():
         assert not (await waiting).rows
 
 
-# A lost answer
+# Lost answers
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ async def caller(shared_site: Site) -> Caller:
 
 @asynccontextmanager
 async def losing_the_first_answer(caller: Caller) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
-    """A way to the server on which the first answer is lost."""
+    """A relay to the server that drops the first answer."""
     pass_on = relay(caller.site)
     answers: list[bytes] = []
 
@@ -210,7 +210,7 @@ async def losing_the_first_answer(caller: Caller) -> AsyncIterator[tuple[Imposto
 
 
 async def test_files_whose_answer_was_lost_are_stored_once(caller: Caller):
-    """The key tells the server that it has them already."""
+    """The server recognizes the retry by its idempotency key."""
     async with losing_the_first_answer(caller) as (line, client):
         accepted = await client.send_files(client.workspace_id, [Bytes("a", b"x")])
 
@@ -221,7 +221,7 @@ async def test_files_whose_answer_was_lost_are_stored_once(caller: Caller):
     assert accepted[0].uri == waiting["uri"]
 
 
-async def test_two_sendings_of_the_same_file_are_two_files(caller: Caller):
+async def test_sending_the_same_file_twice_makes_two_files(caller: Caller):
     async with AsyncClient(caller.site.url, token=caller.token) as client:
         for _ in range(2):
             await client.send_files(UUID(caller.id), [Bytes("a", b"x")])
@@ -229,7 +229,7 @@ async def test_two_sendings_of_the_same_file_are_two_files(caller: Caller):
     assert len((await caller.waiting()).json["uploads"]) == 2
 
 
-async def test_a_message_whose_answer_was_lost_has_arrived_once(caller: Caller):
+async def test_a_message_whose_answer_was_lost_is_stored_once(caller: Caller):
     async with losing_the_first_answer(caller) as (_, client):
         with pytest.raises(ServerUnreachable):
             await client.send_message(client.workspace_id, {"method": "message/send"})
@@ -237,7 +237,7 @@ async def test_a_message_whose_answer_was_lost_has_arrived_once(caller: Caller):
     assert len(await caller.feed()) == 1
 
 
-# Answers without end
+# Endless and oversized answers
 
 
 async def endless(status: int, sent: list[int]) -> AsyncIterator[bytes]:
@@ -271,8 +271,8 @@ async def test_a_slow_answer_is_cut_off():
             await client.heartbeat()
 
 
-async def test_a_bomb_stays_packed():
-    """64 MiB of zeros in some kilobytes."""
+async def test_a_compressed_answer_is_not_unpacked():
+    """A few kilobytes could expand to 64 MiB."""
     bomb = gzip.compress(bytes(64 * 1024 * 1024))
 
     async with talking_to(lambda _: http(200, bomb, Content_Encoding="gzip")) as (_, client):
@@ -318,8 +318,8 @@ async def test_a_file_that_changes_while_it_is_sent_is_reported(
     assert (await caller.waiting()).json["uploads"] == []
 
 
-async def test_a_file_that_grows_is_sent_as_it_was(caller: Caller, big: Path):
-    """A log, perhaps."""
+async def test_a_file_that_grows_is_sent_with_its_first_size(caller: Caller, big: Path):
+    """Such as a log file."""
 
     def grow(_: int) -> None:
         with big.open("ab") as file:

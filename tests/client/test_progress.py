@@ -1,4 +1,4 @@
-"""What a workspace remembers of what it received, through crashes, damage and full disks."""
+"""The record of received files survives crashes, damage and full disks."""
 
 import signal
 import sqlite3
@@ -18,7 +18,7 @@ from restante.ids import ActivityId, FileId
 
 ROW = ActivityId(UUID("01234567-89ab-cdef-0123-456789abcdef"))
 
-# Another process: opens the file, says so, and then writes for ever, saying each number it wrote.
+# Another process: opens the database, prints "open", then writes and prints numbers until killed.
 WRITER = """
 import sys
 from pathlib import Path
@@ -66,7 +66,7 @@ def reopened(path: Path, progress: Progress) -> Progress:
 
 
 def other_process(path: Path, task: str) -> "subprocess.Popen[str]":
-    """One that has the file open."""
+    """A process that has the database open."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path), task],
         stdin=subprocess.PIPE,
@@ -84,16 +84,16 @@ def kill(process: "subprocess.Popen[str]") -> None:
         assert process.wait() == -signal.SIGKILL
 
 
-# What is remembered
+# Records
 
 
-def test_at_first_nothing_is_known(progress: Progress):
+def test_a_new_database_is_empty(progress: Progress):
     assert progress.cursor() is None
     assert progress.received(FileId(uuid4())) is None
 
 
 @pytest.mark.parametrize("cursor", [Cursor(), Cursor(7), Cursor(7, ROW), Cursor(2**63 - 1, ROW)])
-def test_the_cursor_is_there_the_next_time(path: Path, progress: Progress, cursor: Cursor):
+def test_the_cursor_is_stored(path: Path, progress: Progress, cursor: Cursor):
     progress.keep_cursor(Cursor(3, ROW))
     progress.keep_cursor(cursor)
 
@@ -103,7 +103,7 @@ def test_the_cursor_is_there_the_next_time(path: Path, progress: Progress, curso
     again.close()
 
 
-def test_a_file_is_known_by_its_last_state(path: Path, progress: Progress):
+def test_the_last_state_of_a_file_is_stored(path: Path, progress: Progress):
     file_id = FileId(uuid4())
     for state in State:
         progress.record(file_id, "a.txt", state)
@@ -114,8 +114,8 @@ def test_a_file_is_known_by_its_last_state(path: Path, progress: Progress):
     again.close()
 
 
-def test_a_file_that_comes_again_has_its_new_name(progress: Progress):
-    """It was reopened at the server, after its owner had moved the first away."""
+def test_a_file_that_is_received_again_gets_its_new_name(progress: Progress):
+    """It was reopened on the server after its owner had moved the first copy away."""
     file_id = FileId(uuid4())
     progress.record(file_id, "first", State.ACKED)
 
@@ -162,11 +162,11 @@ def test_unacknowledged_files_are_never_forgotten_and_are_bounded(small: Progres
     small.check_room()
 
 
-# One at a time
+# Locking
 
 
-def test_one_process_has_it_at_a_time(path: Path):
-    """Two that receive into one folder would each fetch everything."""
+def test_only_one_process_can_open_it(path: Path):
+    """Two processes with one folder would both fetch every file."""
     other = other_process(path, "hold")
 
     with pytest.raises(FolderInUse, match=str(path.parent.parent.parent)):
@@ -176,7 +176,7 @@ def test_one_process_has_it_at_a_time(path: Path):
     Progress.open(path).close()
 
 
-def test_it_is_free_once_it_is_closed(path: Path, progress: Progress):
+def test_closing_releases_the_lock(path: Path, progress: Progress):
     progress.close()
     other = other_process(path, "hold")
     kill(other)
@@ -185,8 +185,8 @@ def test_it_is_free_once_it_is_closed(path: Path, progress: Progress):
 # Crashes and damage
 
 
-def test_what_was_noted_survives_kill_9(path: Path):
-    """Five times in a row, in the middle of writing."""
+def test_records_survive_kill_9(path: Path):
+    """Five times in a row, while it writes."""
     for lines in (1, 2, 3, 5, 8):
         other = other_process(path, "write")
         assert other.stdout is not None
@@ -204,7 +204,7 @@ def test_what_was_noted_survives_kill_9(path: Path):
         progress.close()
 
 
-def test_a_file_that_is_none_of_ours_is_a_sentence_that_says_what_to_do(path: Path):
+def test_a_file_that_is_not_a_database_is_reported(path: Path):
     path.write_bytes(b"not a database, and long enough to be one" * 100)
 
     with pytest.raises(FolderUnusable, match="move it away") as caught:
@@ -213,7 +213,7 @@ def test_a_file_that_is_none_of_ours_is_a_sentence_that_says_what_to_do(path: Pa
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_lost_its_end_is_one_too(path: Path, progress: Progress):
+def test_a_truncated_database_is_reported(path: Path, progress: Progress):
     progress.keep_cursor(Cursor(1, ROW))
     progress.close()
     path.write_bytes(path.read_bytes()[:-4096])
@@ -231,8 +231,8 @@ def _read_all(path: Path, file_id: FileId) -> None:
 @pytest.mark.parametrize(
     "damage", ["update cursor set id = 'no uuid'", "update files set state = 'lost'"]
 )
-def test_a_row_that_makes_no_sense_is_one_too(path: Path, progress: Progress, damage: str):
-    """A flipped bit need not look like damage to the database."""
+def test_an_invalid_row_is_reported(path: Path, progress: Progress, damage: str):
+    """SQLite does not detect every flipped bit."""
     file_id = FileId(uuid4())
     progress.keep_cursor(Cursor(1, ROW))
     progress.record(file_id, "a", State.ACKED)
@@ -254,27 +254,27 @@ def test_a_damaged_file_can_be_moved_away(path: Path):
     assert Progress.open(path).cursor() is None
 
 
-def test_a_place_where_nothing_can_be_is_a_sentence(tmp_path: Path):
+def test_a_missing_directory_is_reported(tmp_path: Path):
     with pytest.raises(FolderUnusable):
         Progress.open(tmp_path / "missing" / "progress.sqlite")
 
 
-def test_a_full_disk_is_told_apart_and_borne(small_disk: Path):
-    """Nothing is half noted, and it goes on when there is room."""
-    noted: list[FileId] = []
+def test_a_full_disk_is_reported_and_loses_nothing(small_disk: Path):
+    """No record is half written, and writing works again once there is space."""
+    recorded: list[FileId] = []
 
-    def note(count: int) -> None:
+    def record(count: int) -> None:
         for _ in range(count):
             file_id = FileId(uuid4())
             progress.record(file_id, "x" * 200, State.PLACING)
-            noted.append(file_id)
+            recorded.append(file_id)
 
     with closing(Progress.open(small_disk / "progress.sqlite")) as progress:
         (small_disk / "filler").write_bytes(bytes(128 * 1024))
         with pytest.raises(FolderFull, match="free some space"):
-            note(10_000)
+            record(10_000)
         (small_disk / "filler").unlink()
-        note(1)
+        record(1)
 
-        assert len(noted) > 1
-        assert all(progress.received(file_id) for file_id in noted)
+        assert len(recorded) > 1
+        assert all(progress.received(file_id) for file_id in recorded)

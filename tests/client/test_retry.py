@@ -12,16 +12,24 @@ from restante.client.retry import Backoff, is_retryable
 from restante.errors import RestanteError, ServerRefused, ServerUnreachable, TooManyMessages
 
 
+def upper(_low: float, high: float) -> float:
+    return high
+
+
+def lower(low: float, _high: float) -> float:
+    return low
+
+
 @pytest.fixture
 def longest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jitter that always picks the upper bound."""
-    monkeypatch.setattr(random, "uniform", lambda _low, high: high)
+    monkeypatch.setattr(random, "uniform", upper)
 
 
 @pytest.fixture
 def shortest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jitter that always picks the lower bound."""
-    monkeypatch.setattr(random, "uniform", lambda low, _high: low)
+    monkeypatch.setattr(random, "uniform", lower)
 
 
 def test_delays_double_up_to_a_maximum(longest: None):
