@@ -135,7 +135,7 @@ class Directory:
         return ours.st_nlink > 1 or not os.path.samestat(ours, named)
 
     def remove_stale_partials(self, names: Iterable[str], *, written_before: float) -> None:
-        """Remove partial files that nobody wrote to since this time and no process has open."""
+        """Remove partial files last written before this time, unless a process has them open."""
         for name in names:
             with suppress(OSError):
                 self._remove_stale_partial(name, written_before)

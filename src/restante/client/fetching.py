@@ -63,7 +63,7 @@ async def fetch_whole(
     empty.  An exception of the callback ends the fetch and is raised as it is; what was received
     can be resumed.
     """
-    # The callback runs out here, so that no handler below takes its exceptions for the server's.
+    # The callback runs here, outside of the code that handles exceptions of the connection.
     async with aclosing(_fetch_with_retries(fetcher, file, partial)) as sizes:
         async for size in sizes:
             progress(size)

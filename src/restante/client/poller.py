@@ -131,7 +131,7 @@ def unique_name(name: str) -> str:
 
 
 def _remove_stale_partials(path: Path) -> None:
-    """Uploads that failed and then expired are never fetched again; nobody else removes these."""
+    """Remove the partial files of uploads that failed and then expired: they are never resumed."""
     with Directory.open(path) as directory:
         partials = [name for name in directory.names() if _is_partial(name)]
         directory.remove_stale_partials(

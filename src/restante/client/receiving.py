@@ -30,7 +30,7 @@ from restante.core.uploads import MAX_FILE_BYTES, clean_name
 from restante.errors import RestanteError, UploadGone
 from restante.ids import FileId
 
-# Permanent until somebody changes something: retrying does not help.
+# A retry does not fix these: a token or an address has to be changed.
 FINAL = (errors.NotAuthenticated, errors.WorkspaceUnknown, errors.BadRequest)
 
 # Not about one file: the next file would fail in the same way.
