@@ -46,10 +46,16 @@ async def ids(caller: Caller, connections: Any) -> list[ActivityId]:
     connection = await connections()
     await make_old_feed(connection, UUID(caller.id), days=120, up_to=3)
     rows = [ActivityId(UUID(row["id"])) for row in reversed(await caller.feed())]
-    swept = await ask(caller.site, "POST", "/admin/retention/sweep", headers=ADMIN)
-    assert swept.status == 200
+    await sweep_until_trimmed(caller)
     assert [row["seq"] for row in await caller.feed()] == [5, 4]
     return rows
+
+
+async def sweep_until_trimmed(caller: Caller) -> None:
+    """One pass may skip a partition: the sweep leaves locked ones to the next pass."""
+    while len(await caller.feed()) == 5:
+        swept = await ask(caller.site, "POST", "/admin/retention/sweep", headers=ADMIN)
+        assert swept.status == 200
 
 
 async def test_a_reader_continues_after_a_gap_and_counts_the_missed_rows(
