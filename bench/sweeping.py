@@ -19,9 +19,11 @@ import msgspec
 from bench import http
 from bench.report import Bound, Figure, show
 from bench.server import Running, Workspace
-from restante.database import partitions as leaves
-from restante.database.spans import Span
+from restante.database import partitions
+from restante.database.pool import transaction
+from restante.database.spans import Span, floor
 from restante.delivery.rules import CHUNK_BYTES
+from restante.delivery.subject import CHUNKS
 
 FILES = 512
 FILE_BYTES = 4 * CHUNK_BYTES
@@ -125,9 +127,15 @@ async def _fill_seed(connection: "asyncpg.Connection[Any]") -> None:
 
 async def _fill_ours(connection: "asyncpg.Connection[Any]", workspace: Workspace) -> None:
     """The same bytes in a bucket from three hours ago, acknowledged two hours ago."""
-    start = leaves.rules.floor(datetime.now(UTC), timedelta(hours=1)) - timedelta(hours=3)
-    await leaves.create(connection, leaves.CHUNKS, Span(start, start + timedelta(hours=1)))
-    await _stage(connection, workspace, start, FILES, FILE_BYTES)
+    bucket = await _create_bucket(connection, hours_ago=3)
+    await _stage(connection, workspace, bucket, FILES, FILE_BYTES)
+
+
+async def _create_bucket(connection: "asyncpg.Connection[Any]", *, hours_ago: int) -> datetime:
+    start = floor(datetime.now(UTC), timedelta(hours=1)) - timedelta(hours=hours_ago)
+    async with transaction(connection) as tx:
+        await partitions.create(tx, CHUNKS, Span(start, start + timedelta(hours=1)))
+    return start
 
 
 async def _stage(
@@ -250,9 +258,8 @@ async def _held_snapshot(
 async def _sweep_speed(
     server: Running, connection: "asyncpg.Connection[Any]", workspace: Workspace
 ) -> float:
-    start = leaves.rules.floor(datetime.now(UTC), timedelta(hours=1)) - timedelta(hours=5)
-    await leaves.create(connection, leaves.CHUNKS, Span(start, start + timedelta(hours=1)))
-    await _stage(connection, workspace, start, SMALL_FILES, 4096)
+    bucket = await _create_bucket(connection, hours_ago=5)
+    await _stage(connection, workspace, bucket, SMALL_FILES, 4096)
     started = time.monotonic()
     report = await _sweep(server)
     assert report["acked"] == SMALL_FILES, report

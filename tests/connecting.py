@@ -1,12 +1,11 @@
-"""Real `restante connect` processes and their folders, to be killed with -9 and started again."""
+"""Real `restante connect` processes and their folders, for tests that kill and restart them."""
 
 import os
 import re
 import subprocess
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from signal import SIGINT, SIGKILL, Signals
 from typing import Any, Self
@@ -22,7 +21,7 @@ ARRIVED = re.compile(r"[0-9a-f]{32}-(.+)")
 
 
 class Connect:
-    """One `restante connect` into a folder."""
+    """A `restante connect` process and its folder."""
 
     def __init__(self, root: Path, url: str, *flags: str | Path, **environment: str) -> None:
         self.root = root
@@ -42,13 +41,13 @@ class Connect:
             self.kill()
 
     def start(self) -> Self:
-        """Start and wait until it says where files appear."""
+        """Start, and wait until it prints where files appear."""
         self.begin()
         self.until_said(BEGAN)
         return self
 
     def begin(self) -> Self:
-        """Start, and come back at once."""
+        """Start without waiting."""
         self.lines = []
         self.process = subprocess.Popen(
             [RESTANTE, "connect", self.url, "--dir", self.root, *self.flags],
@@ -72,7 +71,7 @@ class Connect:
 
     @property
     def said(self) -> str:
-        """Everything on standard output and standard error since the last start."""
+        """Standard output and standard error since the last start."""
         return "".join(self.lines)
 
     def until_said(self, text: str, seconds: float = 30) -> str:
@@ -80,7 +79,7 @@ class Connect:
         with self._changed:
             self._changed.wait_for(lambda: text in self.said, seconds)
         found = next((line for line in self.lines if text in line), None)
-        assert found is not None, f"nobody said {text!r} within {seconds} s:\n{self.said}"
+        assert found is not None, f"{text!r} was not printed within {seconds} s:\n{self.said}"
         return found
 
     @property
@@ -97,7 +96,7 @@ class Connect:
         self.wait()
 
     def stop(self, number: Signals = SIGINT, *, seconds: float = 10) -> int:
-        """Interrupt it as a person would, and the exit code."""
+        """Send a signal, Ctrl-C by default, and return the exit code."""
         self.signal(number)
         return self.wait(seconds)
 
@@ -105,7 +104,7 @@ class Connect:
         os.kill(self.pid, number)
 
     def wait(self, seconds: float = 30) -> int:
-        """The exit code, once the process has ended and all it said was read."""
+        """Wait for the process and its output; returns the exit code."""
         assert self.process is not None
         code = self.process.wait(seconds)
         if self._reader:
@@ -113,7 +112,7 @@ class Connect:
         return code
 
     def memory_mib(self, which: str = "VmRSS") -> float:
-        """What it holds of the machine's memory now, or held at its highest (VmHWM)."""
+        """Its memory now, or at its peak (VmHWM)."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         found = re.search(rf"{which}:\s+(\d+) kB", status)
         assert found is not None
@@ -134,52 +133,43 @@ class Connect:
         return self.root / ".molecule" / "restante" / "arriving"
 
     def names(self) -> list[str]:
-        """The names that the files in the folder were sent with; anything else is an error."""
+        """The sent names of the files in the folder; any other name is an error."""
         found = [ARRIVED.fullmatch(path.name) for path in self.uploads.iterdir()]
         assert all(found), sorted(path.name for path in self.uploads.iterdir())
         return sorted(match[1] for match in found if match)
 
     def path_of(self, name: str) -> Path:
-        """The one file that was sent with this name."""
+        """The only file that was sent with this name."""
         (path,) = (path for path in self.uploads.iterdir() if path.name.endswith(f"-{name}"))
         return path
 
     def left_behind(self, file_id: UUID, content: bytes) -> None:
-        """Make the beginning of a file as an earlier run may have left it."""
+        """Create a partial file as an interrupted run leaves it."""
         partial = self.arriving / f"{file_id}.part"
         partial.touch(mode=0o600)
         partial.write_bytes(content)
 
     def partials(self) -> list[Path]:
-        """What has begun to arrive."""
+        """The partial files."""
         return list(self.arriving.iterdir()) if self.arriving.is_dir() else []
 
     def until_arriving(self, size: int) -> None:
-        """Wait until so many bytes of a file have come."""
+        """Wait until the partial files have this size."""
         wait_until(
             lambda: sum(map(size_of, self.partials())) == size, seconds=20, what=f"{size} bytes"
         )
 
 
 def size_of(path: Path) -> int:
-    """How long a file is that may be gone by now."""
+    """The size of a file, 0 if it no longer exists."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
 
 
-@contextmanager
-def ends_within(seconds: float) -> Iterator[None]:
-    """What happens inside takes no longer than this."""
-    began = time.monotonic()
-    yield
-    took = time.monotonic() - began
-    assert took < seconds, f"it took {took:.1f} s"
-
-
 class Office:
-    """A server, somebody who sends, and a look at what still waits there."""
+    """A server, with a sender and a view of what is pending."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -195,14 +185,14 @@ class Office:
 
     @property
     def sender(self) -> Client:
-        """The admin."""
+        """A client with the admin token."""
         if self._sender is None:
             admin = Client(self.server.address, token=self.server.admin_token)
             self._sender = self._clients.enter_context(admin)
         return self._sender
 
     def send(self, to: Connect, *files: Bytes) -> list[UUID]:
-        """Send files in one request, past any proxy; their ids."""
+        """Send files in one request, without the proxy; returns their ids."""
         staged = self.sender.send_files(to.credentials.workspace_id, files)
         return [UUID(file.uri.rpartition("/")[2]) for file in staged]
 
@@ -211,19 +201,19 @@ class Office:
         self.sender.send_message(to.credentials.workspace_id, body)
 
     def waiting(self, at: Connect) -> set[str]:
-        """The names of the files that a workspace has not acknowledged."""
+        """The names of a workspace's pending files."""
         return {upload.name for upload in self.owner(at).pending()}
 
     def acked_seq(self, at: Connect) -> int:
-        """How far a workspace has said that it handled its feed."""
+        """The last row that a workspace has acknowledged."""
         return self.owner(at).feed(limit=1).acked_seq
 
     def until_nothing_waits(self, at: Connect, seconds: float = 30) -> None:
-        """Wait until everything was acknowledged."""
+        """Wait until every file is acknowledged."""
         wait_until(lambda: not self.waiting(at), seconds=seconds, what=f"the end of {at.said}")
 
     def owner(self, at: Connect) -> Client:
-        """Speaks as the workspace, past any proxy."""
+        """A client with the workspace's token, without the proxy."""
         kept = at.credentials
         if kept.workspace_id not in self._owners:
             owner = Client(self.server.address, token=kept.token, workspace_id=kept.workspace_id)

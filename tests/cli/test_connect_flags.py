@@ -171,7 +171,7 @@ async def test_a_folder_in_use_by_another_process_is_refused(shared_site: Site, 
     with Folder.open(tmp_path):
         error = error_of(await connect(shared_site.url, "--dir", tmp_path, "--once"))
 
-    assert f"receives into {tmp_path} already" in error
+    assert f"is receiving into {tmp_path}:" in error
     assert kept_credentials(tmp_path) is None
 
 

@@ -230,5 +230,5 @@ async def test_follow_continues_after_an_outage_and_a_trim(caller: Caller):
 
     assert [line.split()[0] for line in shown] == ["1", "5"]
     assert code == 130
-    assert "broke off" in complained
+    assert "was lost" in complained
     assert "It was trimmed." in complained

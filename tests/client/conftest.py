@@ -1,30 +1,32 @@
-"""What tests of the client side share."""
+"""Fixtures for tests of the client."""
 
 import os
+import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from restante.client import patience
-
 SMALL_BYTES = 256 * 1024
 
 
 @pytest.fixture(autouse=True)
 def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's proxy does not know this machine's loopback."""
+    """A proxy of the developer's environment cannot reach this machine's loopback."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between tries are hardly any; how long they are is tested apart."""
-    monkeypatch.setattr(patience, "SHORTEST_SECONDS", 0.001)
-    monkeypatch.setattr(patience, "LONGEST_SECONDS", 0.01)
+def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jitter of zero, so that retries follow at once; test_retry covers the delays."""
+
+    def zero(_low: float, _high: float) -> float:
+        return 0
+
+    monkeypatch.setattr(random, "uniform", zero)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Which addresses the clients take, how they get there, and when a token would be seen."""
+"""Which server addresses are valid, which proxy they use, and when a token is exposed."""
 
 import pytest
 from hypothesis import example, given
@@ -24,8 +24,8 @@ from restante.errors import BadRequest
         ("http://bücher.example", "http://bücher.example"),
     ],
 )
-def test_an_address_is_brought_to_one_form(given: str, url: str):
-    """A folder remembers its server by it."""
+def test_an_address_is_normalized(given: str, url: str):
+    """A folder compares the address with the stored one."""
     assert server_url(given) == url
 
 
@@ -54,8 +54,8 @@ def test_an_address_is_brought_to_one_form(given: str, url: str):
         "http://a,b",
     ],
 )
-def test_what_is_no_address_is_refused_with_itself(given: str):
-    """Before anything is registered or kept, and without a trace out of some library."""
+def test_an_invalid_address_is_refused_and_quoted(given: str):
+    """As BadRequest, before anything is registered or stored."""
     with pytest.raises(BadRequest) as caught:
         server_url(given)
 
@@ -71,8 +71,8 @@ def test_what_is_no_address_is_refused_with_itself(given: str):
         "http://example.org/#secret",
     ],
 )
-def test_what_an_address_should_not_carry_is_refused_and_not_repeated(given: str):
-    """Such things are passwords, and messages end up in logs."""
+def test_an_address_with_a_secret_is_refused_without_repeating_it(given: str):
+    """Error messages end up in logs."""
     with pytest.raises(BadRequest) as caught:
         server_url(given)
 
@@ -82,7 +82,7 @@ def test_what_an_address_should_not_carry_is_refused_and_not_repeated(given: str
 @given(st.text() | st.text(max_size=30).map(lambda text: "http://" + text))
 @example("http://\u2100")
 @example("http://a:\u0661")
-def test_every_text_is_an_address_that_can_be_called_or_is_refused(text: str):
+def test_any_text_is_a_usable_address_or_is_refused(text: str):
     try:
         url = server_url(text)
     except BadRequest:
@@ -106,26 +106,26 @@ def test_every_text_is_an_address_that_can_be_called_or_is_refused(text: str):
         ("http://0.0.0.0", True),
     ],
 )
-def test_a_token_is_seen_on_the_way_unless_it_is_encrypted_or_stays_here(url: str, exposed: bool):
+def test_a_token_is_exposed_on_plain_http_except_on_loopback(url: str, exposed: bool):
     assert is_exposed(url) is exposed
 
 
-def test_here_is_this_machine_however_it_is_spoken_to():
+def test_the_scheme_does_not_matter_for_loopback():
     assert is_here("https://127.0.0.1")
     assert not is_here("https://example.org")
 
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """One that names no proxy yet."""
+    """An environment without proxy variables."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     return monkeypatch
 
 
-def test_a_proxy_is_the_one_of_the_scheme(environment: pytest.MonkeyPatch):
-    """Laptops in companies reach the world in this way only."""
+def test_the_proxy_depends_on_the_scheme(environment: pytest.MonkeyPatch):
+    """In many companies a proxy is the only way out."""
     environment.setenv("http_proxy", "http://plain.invalid:3128")
     environment.setenv("HTTPS_PROXY", "http://secret.invalid:3128")
 
@@ -133,7 +133,7 @@ def test_a_proxy_is_the_one_of_the_scheme(environment: pytest.MonkeyPatch):
     assert proxy_for("https://example.org:8443/x") == "http://secret.invalid:3128"
 
 
-def test_no_proxy_where_none_is_wanted(environment: pytest.MonkeyPatch):
+def test_no_proxy_is_respected(environment: pytest.MonkeyPatch):
     environment.setenv("http_proxy", "http://plain.invalid:3128")
     environment.setenv("no_proxy", "127.0.0.1,.local")
 
@@ -142,5 +142,5 @@ def test_no_proxy_where_none_is_wanted(environment: pytest.MonkeyPatch):
     assert proxy_for("http://example.org") == "http://plain.invalid:3128"
 
 
-def test_no_proxy_where_none_is_named(environment: pytest.MonkeyPatch):
+def test_without_variables_there_is_no_proxy(environment: pytest.MonkeyPatch):
     assert proxy_for("http://example.org") is None

@@ -1,4 +1,4 @@
-"""The asyncio client and a real server: every method does what it says."""
+"""Every method of the asyncio client against a real server."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -61,7 +61,7 @@ async def only_file(client: AsyncClient) -> FileId:
 # Registration
 
 
-async def test_whoever_registers_is_that_workspace_from_then_on(shared_site: Site):
+async def test_a_client_acts_as_the_workspace_that_it_registered(shared_site: Site):
     async with AsyncClient(shared_site.url) as client:
         assert not client.is_registered
         kept = await client.register("laptop", card={"skills": ["read"]})
@@ -74,19 +74,19 @@ async def test_whoever_registers_is_that_workspace_from_then_on(shared_site: Sit
         await again.heartbeat()
 
 
-async def test_a_server_may_want_a_token_from_newcomers(run_site: SiteFactory):
-    """And a new workspace's requests are its own, not the newcomer's."""
-    way_in = "the-way-in-for-newcomers"
-    async with run_site(registration_token=way_in) as site, AsyncClient(site.url) as client:
+async def test_a_server_can_require_a_registration_token(run_site: SiteFactory):
+    """Later requests use the workspace's own token."""
+    secret = "a-registration-token"
+    async with run_site(registration_token=secret) as site, AsyncClient(site.url) as client:
         with pytest.raises(NotAuthenticated):
             await client.register("laptop")
         assert not client.is_registered
 
-        await client.register("laptop", registration_token=way_in)
+        await client.register("laptop", registration_token=secret)
         await client.heartbeat()
 
 
-async def test_a_workspace_says_how_it_is(client: AsyncClient, admin: AsyncClient):
+async def test_a_workspace_reports_its_name_and_tasks(client: AsyncClient, admin: AsyncClient):
     await client.rename("attic")
     await client.heartbeat(active_tasks=2, current_task="reading")
 
@@ -95,7 +95,7 @@ async def test_a_workspace_says_how_it_is(client: AsyncClient, admin: AsyncClien
     assert (seen.name, seen.active_tasks, seen.current_task) == ("attic", 2, "reading")
 
 
-async def test_a_client_that_is_no_workspace_says_so(admin: AsyncClient):
+async def test_a_client_without_a_workspace_says_what_is_missing(admin: AsyncClient):
     with pytest.raises(BadRequest, match="workspace_id"):
         await admin.feed()
 
@@ -103,15 +103,15 @@ async def test_a_client_that_is_no_workspace_says_so(admin: AsyncClient):
 # Sending
 
 
-async def test_files_arrive_in_their_order(client: AsyncClient, caller: Caller, tmp_path: Path):
-    """From disk and from memory, with a type that was given or can be told from the name."""
+async def test_files_arrive_in_order(client: AsyncClient, caller: Caller, tmp_path: Path):
+    """From disk and from memory, with a given type or one guessed from the name."""
     (tmp_path / "a.pdf").write_bytes(pattern(300_000))
-    told: list[int] = []
+    sizes: list[int] = []
 
     accepted = await client.send_files(
         client.workspace_id,
         [tmp_path / "a.pdf", str(tmp_path / "a.pdf"), Bytes("b", b"hello", "text/x-odd")],
-        progress=told.append,
+        progress=sizes.append,
     )
 
     assert [(file.name, file.mime_type, file.size) for file in accepted] == [
@@ -119,12 +119,12 @@ async def test_files_arrive_in_their_order(client: AsyncClient, caller: Caller, 
         ("a.pdf", "application/pdf", 300_000),
         ("b", "text/x-odd", 5),
     ]
-    assert told[-1] == 600_005
+    assert sizes[-1] == 600_005
     first = accepted[0].uri.rpartition("/")[2]
     assert (await caller.fetch(first)).body == pattern(300_000)
 
 
-async def test_a_time_to_live_is_heeded(client: AsyncClient):
+async def test_a_time_to_live_is_applied(client: AsyncClient):
     await client.send_files(client.workspace_id, [Bytes("a", b"x")], ttl_seconds=90)
 
     (upload,) = [upload async for upload in client.pending()]
@@ -132,7 +132,7 @@ async def test_a_time_to_live_is_heeded(client: AsyncClient):
     assert 89 <= (upload.expires_at - upload.created_at).total_seconds() <= 91
 
 
-async def test_the_admin_sends_to_anybody(admin: AsyncClient, client: AsyncClient):
+async def test_the_admin_can_send_to_any_workspace(admin: AsyncClient, client: AsyncClient):
     await admin.send_files(client.workspace_id, [Bytes("a", b"x")])
     assert await waiting(client) == ["a"]
 
@@ -140,7 +140,7 @@ async def test_the_admin_sends_to_anybody(admin: AsyncClient, client: AsyncClien
         await admin.send_files(uuid4(), [Bytes("a", b"x")])
 
 
-async def test_no_files_and_too_many_are_refused_by_name(client: AsyncClient):
+async def test_no_files_and_too_many_files_are_refused(client: AsyncClient):
     with pytest.raises(UploadMalformed):
         await client.send_files(client.workspace_id, [])
     with pytest.raises(TooManyFiles):
@@ -162,7 +162,7 @@ async def test_a_file_that_is_too_large_is_refused_before_it_is_sent(
 
 
 @pytest.mark.parametrize("name", ["missing", ".", "a/b", "nul\0"])
-async def test_what_cannot_be_read_is_told(client: AsyncClient, tmp_path: Path, name: str):
+async def test_an_unreadable_file_is_refused(client: AsyncClient, tmp_path: Path, name: str):
     with pytest.raises(FileUnreadable):
         await client.send_files(client.workspace_id, [tmp_path / name])
 
@@ -192,7 +192,7 @@ async def test_the_feed_is_read_page_by_page(client: AsyncClient, caller: Caller
     assert (newest.lowest_seq, newest.latest_seq, newest.acked_seq) == (1, 5, 0)
 
 
-async def test_the_mark_moves(client: AsyncClient, caller: Caller):
+async def test_acknowledging_the_feed_moves_its_mark(client: AsyncClient, caller: Caller):
     await caller.staged(Part(), Part())
 
     await client.acknowledge_feed(1)
@@ -200,38 +200,36 @@ async def test_the_mark_moves(client: AsyncClient, caller: Caller):
     assert (await client.feed()).acked_seq == 1
 
 
-async def test_a_cursor_that_is_not_there_is_gone(client: AsyncClient):
+async def test_a_cursor_beyond_the_feed_is_gone(client: AsyncClient):
     with pytest.raises(CursorGone) as caught:
         await client.feed(Cursor(99))
 
     assert caught.value.facts["latest_seq"] == 0
 
 
-async def test_the_admin_reads_the_feed_of_anybody(
-    admin: AsyncClient, client: AsyncClient, caller: Caller
-):
+async def test_the_admin_can_read_any_feed(admin: AsyncClient, client: AsyncClient, caller: Caller):
     await caller.staged()
 
     assert len((await admin.feed(of=client.workspace_id)).rows) == 1
 
 
-async def test_everything_that_waits_is_listed_even_while_it_is_taken(
+async def test_pending_lists_every_file_while_they_are_acknowledged(
     client: AsyncClient, caller: Caller
 ):
-    """More than a page, and the file that a page ended with is acknowledged by then."""
+    """More than one page; the last file of each page is acknowledged before the next is read."""
     await caller.staged(*(Part(name=f"{n}") for n in range(60)))
 
-    taken: list[str] = []
+    listed: list[str] = []
     async for upload in client.pending():
-        taken.append(upload.name)
+        listed.append(upload.name)
         await client.acknowledge(upload.file_id)
 
-    assert len(taken) == 60
-    assert set(taken) == {f"{n}" for n in range(60)}
+    assert len(listed) == 60
+    assert set(listed) == {f"{n}" for n in range(60)}
     assert await waiting(client) == []
 
 
-async def test_a_file_is_fetched_from_any_byte(client: AsyncClient, caller: Caller):
+async def test_a_download_can_start_at_any_byte(client: AsyncClient, caller: Caller):
     await caller.staged(Part(b"0123456789"))
     file_id = await only_file(client)
 
@@ -242,7 +240,7 @@ async def test_a_file_is_fetched_from_any_byte(client: AsyncClient, caller: Call
         assert rest.extent.sha256 == whole.extent.sha256
 
 
-async def test_acknowledging_twice_is_acknowledging_once(client: AsyncClient, caller: Caller):
+async def test_acknowledging_is_idempotent(client: AsyncClient, caller: Caller):
     await caller.staged()
     file_id = await only_file(client)
 
@@ -252,7 +250,7 @@ async def test_acknowledging_twice_is_acknowledging_once(client: AsyncClient, ca
     assert await waiting(client) == []
 
 
-async def test_a_lost_file_waits_again(client: AsyncClient, caller: Caller):
+async def test_a_reopened_file_is_pending_again(client: AsyncClient, caller: Caller):
     await caller.staged()
     file_id = await only_file(client)
     await client.acknowledge(file_id)
@@ -262,7 +260,7 @@ async def test_a_lost_file_waits_again(client: AsyncClient, caller: Caller):
     assert await only_file(client) == file_id
 
 
-async def test_what_is_gone_is_gone(client: AsyncClient):
+async def test_an_unknown_upload_is_gone(client: AsyncClient):
     for call in (client.acknowledge, client.reopen):
         with pytest.raises(UploadGone):
             await call(uuid4())
@@ -272,7 +270,7 @@ async def test_what_is_gone_is_gone(client: AsyncClient):
 
 
 async def test_every_workspace_is_listed_once(site: Site, connections: Any):
-    """More than a page of them."""
+    """More than one page."""
     connection = await connections()
     made = {await make_workspace(connection) for _ in range(501)}
 
@@ -283,13 +281,13 @@ async def test_every_workspace_is_listed_once(site: Site, connections: Any):
     assert set(found) == made
 
 
-async def test_only_the_admin_lists_workspaces(client: AsyncClient):
+async def test_listing_workspaces_needs_the_admin_token(client: AsyncClient):
     with pytest.raises(NotAuthenticated):
         _ = [view async for view in client.workspaces()]
 
 
-async def test_a_wrong_token_opens_nothing(caller: Caller, tmp_path: Path):
-    """Also when a large body is on its way: the refusal is heard all the same."""
+async def test_a_wrong_token_is_refused(caller: Caller, tmp_path: Path):
+    """Also while a large body is still being sent."""
     (tmp_path / "big").write_bytes(bytes(20_000_000))
     wrong = Credentials(caller.site.url, WorkspaceId(UUID(caller.id)), "not a token")
 
@@ -300,7 +298,7 @@ async def test_a_wrong_token_opens_nothing(caller: Caller, tmp_path: Path):
             await stranger.send_files(UUID(caller.id), [tmp_path / "big"])
 
 
-async def test_a_client_is_used_inside_of_its_context(shared_site: Site):
+async def test_a_client_works_only_inside_its_context(shared_site: Site):
     client = AsyncClient(shared_site.url)
     with pytest.raises(RuntimeError, match="async with"):
         await client.register("laptop")

@@ -1,4 +1,4 @@
-"""The asyncio client and servers that fail, lie, hang or never end."""
+"""The asyncio client against servers that fail, lie, hang or never stop sending."""
 
 import asyncio
 import gzip
@@ -14,7 +14,8 @@ from callers import Caller, registered
 from impostors import Answering, Asked, Impostor, http, impostor, one_after_another, relay
 from sites import Site
 
-from restante.client import AsyncClient, Bytes, Cursor, aio, calls
+from restante.client import AsyncClient, Bytes, Cursor, Limits, calls
+from restante.client.aio import DEFAULT_LIMITS
 from restante.errors import (
     AnswerInvalid,
     FileUnreadable,
@@ -27,7 +28,7 @@ from restante.errors import (
 )
 from restante.ids import FileId
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("impatient")]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_delays")]
 
 TOKEN = "a-secret-token"
 FILE = FileId(uuid4())
@@ -38,10 +39,12 @@ Use = Callable[[AsyncClient], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def talking_to(answering: Answering) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
+async def talking_to(
+    answering: Answering, limits: Limits = DEFAULT_LIMITS
+) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
     async with (
         impostor(answering) as other,
-        AsyncClient(other.url, token=TOKEN, workspace_id=uuid4()) as client,
+        AsyncClient(other.url, token=TOKEN, workspace_id=uuid4(), limits=limits) as client,
     ):
         yield other, client
 
@@ -75,13 +78,13 @@ ONCE: dict[str, Use] = {
 }
 
 
-# Trying again
+# Retries
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
 @pytest.mark.parametrize("failure", [None, NOT_READY, http(502, b"<html>")], ids=["cut", "", "502"])
-async def test_what_does_no_harm_is_tried_again(name: str, failure: bytes | None):
-    """A server that restarts is not noticed by those who ask it something."""
+async def test_an_idempotent_request_is_retried(name: str, failure: bytes | None):
+    """Callers do not notice a server restart."""
     use, answer = REPEATABLE[name]
 
     async with talking_to(one_after_another(failure, failure, failure, http(200, answer))) as (
@@ -95,7 +98,7 @@ async def test_what_does_no_harm_is_tried_again(name: str, failure: bytes | None
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
-async def test_it_is_given_up_after_a_few_tries(name: str):
+async def test_retries_stop_after_four_attempts(name: str):
     async with talking_to(lambda _: NOT_READY) as (other, client):
         with pytest.raises(NotReady, match="Not yet"):
             await REPEATABLE[name][0](client)
@@ -105,8 +108,8 @@ async def test_it_is_given_up_after_a_few_tries(name: str):
 
 @pytest.mark.parametrize("failure", [None, NOT_READY], ids=["cut", "not_ready"])
 @pytest.mark.parametrize("name", ONCE)
-async def test_what_could_happen_twice_is_sent_once(name: str, failure: bytes | None):
-    """Nobody knows whether the first one arrived."""
+async def test_a_request_that_is_not_idempotent_is_sent_once(name: str, failure: bytes | None):
+    """The first one may have arrived."""
     async with talking_to(lambda _: failure) as (other, client):
         with pytest.raises(ServerUnreachable if failure is None else NotReady):
             await ONCE[name](client)
@@ -129,7 +132,7 @@ async def test_what_could_happen_twice_is_sent_once(name: str, failure: bytes | 
     ],
     ids=["401", "404", "418", "text", "shape", "redirect", "ssh", "two lengths", "no length"],
 )
-async def test_what_time_does_not_heal_is_not_tried_again(said: bytes, error: type[RestanteError]):
+async def test_a_permanent_failure_is_not_retried(said: bytes, error: type[RestanteError]):
     async with talking_to(lambda _: said) as (other, client):
         with pytest.raises(error) as caught:
             await client.heartbeat()
@@ -138,7 +141,7 @@ async def test_what_time_does_not_heal_is_not_tried_again(said: bytes, error: ty
     assert str(caught.value).isprintable()
 
 
-async def test_nobody_there_is_said_with_the_reason():
+async def test_an_unreachable_server_is_reported_with_the_reason():
     async with talking_to(lambda _: OK) as (other, _):
         pass
 
@@ -149,33 +152,31 @@ async def test_nobody_there_is_said_with_the_reason():
     assert str(caught.value) == f"{other.url} cannot be reached: Connection refused."
 
 
-async def test_silence_ends(monkeypatch: pytest.MonkeyPatch):
-    """A connection that a firewall forgot is otherwise waited on for ever."""
-    monkeypatch.setattr(aio, "_SILENCE_SECONDS", 0.05)
+async def test_a_silent_server_times_out():
+    """Without a timeout, a connection that a firewall dropped would never end."""
     over = asyncio.Event()
 
     async def silent(_: Asked) -> bytes:
         await over.wait()
         return OK
 
-    async with talking_to(silent) as (_, client):
+    async with talking_to(silent, Limits(read_timeout_seconds=0.05)) as (_, client):
         with pytest.raises(ServerUnreachable, match="in time"):
             await client.heartbeat()
         over.set()
 
 
-async def test_waiting_is_no_silence(monkeypatch: pytest.MonkeyPatch):
-    """Who asks the server to wait waits as long, and for the answer on top of that."""
-    monkeypatch.setattr(aio, "_SILENCE_SECONDS", 0.05)
+async def test_the_read_timeout_starts_after_the_requested_wait():
+    """A long poll is not a silent server."""
     over = asyncio.Event()
 
     async def silent(asked: Asked) -> bytes:
         await over.wait()
         return http(200, [])
 
-    async with talking_to(silent) as (_, client):
+    async with talking_to(silent, Limits(read_timeout_seconds=0.05)) as (_, client):
         call = calls.feed(client.workspace_id, Cursor(), wait_seconds=30, limit=1)
-        waiting = asyncio.ensure_future(client.send(call, tries=1))
+        waiting = asyncio.ensure_future(client.send(call, attempts=1))
         with pytest.raises(ServerUnreachable):
             await client.heartbeat()
         over.set()
@@ -183,7 +184,7 @@ async def test_waiting_is_no_silence(monkeypatch: pytest.MonkeyPatch):
         assert not (await waiting).rows
 
 
-# A lost answer
+# Lost answers
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ async def caller(shared_site: Site) -> Caller:
 
 @asynccontextmanager
 async def losing_the_first_answer(caller: Caller) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
-    """A way to the server on which the first answer is lost."""
+    """A relay to the server that drops the first answer."""
     pass_on = relay(caller.site)
     answers: list[bytes] = []
 
@@ -209,7 +210,7 @@ async def losing_the_first_answer(caller: Caller) -> AsyncIterator[tuple[Imposto
 
 
 async def test_files_whose_answer_was_lost_are_stored_once(caller: Caller):
-    """The key tells the server that it has them already."""
+    """The server recognizes the retry by its idempotency key."""
     async with losing_the_first_answer(caller) as (line, client):
         accepted = await client.send_files(client.workspace_id, [Bytes("a", b"x")])
 
@@ -220,7 +221,7 @@ async def test_files_whose_answer_was_lost_are_stored_once(caller: Caller):
     assert accepted[0].uri == waiting["uri"]
 
 
-async def test_two_sendings_of_the_same_file_are_two_files(caller: Caller):
+async def test_sending_the_same_file_twice_makes_two_files(caller: Caller):
     async with AsyncClient(caller.site.url, token=caller.token) as client:
         for _ in range(2):
             await client.send_files(UUID(caller.id), [Bytes("a", b"x")])
@@ -228,7 +229,7 @@ async def test_two_sendings_of_the_same_file_are_two_files(caller: Caller):
     assert len((await caller.waiting()).json["uploads"]) == 2
 
 
-async def test_a_message_whose_answer_was_lost_has_arrived_once(caller: Caller):
+async def test_a_message_whose_answer_was_lost_is_stored_once(caller: Caller):
     async with losing_the_first_answer(caller) as (_, client):
         with pytest.raises(ServerUnreachable):
             await client.send_message(client.workspace_id, {"method": "message/send"})
@@ -236,7 +237,7 @@ async def test_a_message_whose_answer_was_lost_has_arrived_once(caller: Caller):
     assert len(await caller.feed()) == 1
 
 
-# Answers without end
+# Endless and oversized answers
 
 
 async def endless(status: int, sent: list[int]) -> AsyncIterator[bytes]:
@@ -248,33 +249,30 @@ async def endless(status: int, sent: list[int]) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("status", [200, 404, 503])
 @pytest.mark.parametrize("use", [listed, fetched], ids=["json", "refused content"])
-async def test_an_answer_without_end_is_broken_off(
-    monkeypatch: pytest.MonkeyPatch, status: int, use: Use
-):
-    monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 100_000)
+async def test_an_endless_answer_is_cut_off(status: int, use: Use):
     sent: list[int] = []
 
-    async with talking_to(lambda _: endless(status, sent)) as (_, client):
+    async with talking_to(lambda _: endless(status, sent), Limits(max_answer_bytes=100_000)) as (
+        _,
+        client,
+    ):
         with pytest.raises(AnswerInvalid):
             await use(client)
 
     assert sum(sent) < 20_000_000
 
 
-async def test_an_answer_that_trickles_is_broken_off(monkeypatch: pytest.MonkeyPatch):
-    """A byte now and then would otherwise keep us for ever."""
-    monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 10**12)
-    monkeypatch.setattr(aio, "_PATIENT_SECONDS", 0)
-    monkeypatch.setattr(aio, "_SLOWEST_BYTES_PER_SECOND", 10**12)
-    sent: list[int] = []
+async def test_a_slow_answer_is_cut_off():
+    """A server that sends one byte now and then must not keep a request open for ever."""
+    limits = Limits(slow_start_seconds=0, min_bytes_per_second=10**12, max_answer_bytes=10**12)
 
-    async with talking_to(lambda _: endless(200, sent)) as (_, client):
-        with pytest.raises(AnswerInvalid, match="slowly"):
+    async with talking_to(lambda _: endless(200, []), limits) as (_, client):
+        with pytest.raises(AnswerInvalid, match="too slow"):
             await client.heartbeat()
 
 
-async def test_a_bomb_stays_packed():
-    """64 MiB of zeros in some kilobytes."""
+async def test_a_compressed_answer_is_not_unpacked():
+    """A few kilobytes could expand to 64 MiB."""
     bomb = gzip.compress(bytes(64 * 1024 * 1024))
 
     async with talking_to(lambda _: http(200, bomb, Content_Encoding="gzip")) as (_, client):
@@ -302,15 +300,15 @@ def truncated(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [truncated, Path.unlink], ids=["shorter", "gone"])
-async def test_a_file_that_changes_while_it_is_sent_is_told(
+async def test_a_file_that_changes_while_it_is_sent_is_reported(
     caller: Caller, big: Path, tmp_path: Path, change: Callable[[Path], None]
 ):
-    """Nothing of it is stored, and the server is not to blame."""
+    """Nothing is stored, and the error names the file, not the server."""
     second = tmp_path / "second"
     second.write_bytes(bytes(1_000_000))
 
-    def meanwhile(_: int) -> None:
-        if second.stat().st_size == 1_000_000:
+    def meanwhile(sent: int) -> None:
+        if sent == 1_000_000:
             change(second)
 
     async with AsyncClient(caller.site.url, token=caller.token) as client:
@@ -320,8 +318,8 @@ async def test_a_file_that_changes_while_it_is_sent_is_told(
     assert (await caller.waiting()).json["uploads"] == []
 
 
-async def test_a_file_that_grows_is_sent_as_it_was(caller: Caller, big: Path):
-    """A log, perhaps."""
+async def test_a_file_that_grows_is_sent_with_its_first_size(caller: Caller, big: Path):
+    """Such as a log file."""
 
     def grow(_: int) -> None:
         with big.open("ab") as file:

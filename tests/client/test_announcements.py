@@ -1,4 +1,4 @@
-"""The two places where bytes are announced: the parts of an upload, the head of a download."""
+"""The headers that describe bytes: the parts of an upload, and the answer of a download."""
 
 import base64
 import hashlib
@@ -13,7 +13,7 @@ from sites import Site
 
 from restante.client import AsyncClient, Bytes, calls
 from restante.client.calls import Extent, Part, Reply
-from restante.client.sending import Outgoing, body_of
+from restante.client.sending import MultipartBody, Outgoing
 from restante.delivery.rules import clean_mimetype, clean_name
 from restante.errors import AnswerInvalid
 from restante.ids import FileId, WorkspaceId
@@ -56,8 +56,8 @@ def length_of(files: Sequence[Outgoing]) -> int:
     return int(calls.upload(WORKSPACE, parts, key=KEY, ttl_seconds=None).headers["Content-Length"])
 
 
-async def test_hostile_names_arrive_as_their_cleaned_selves(shared_site: Site):
-    """No name breaks out of its header, and none that a disk can have is refused."""
+async def test_hostile_names_are_cleaned(shared_site: Site):
+    """No name breaks out of its header, and no name that a disk can have is refused."""
     caller = await registered(shared_site)
     files = [Bytes(name, name.encode("utf-8", "replace") or b"-") for name in HOSTILE_NAMES]
 
@@ -71,8 +71,8 @@ async def test_hostile_names_arrive_as_their_cleaned_selves(shared_site: Site):
 @pytest.mark.parametrize(
     "kind", ["text/plain", "text/plain; charset=x", "a/b\r\nX-Evil: 1", "ü/ü", "nonsense", ""]
 )
-def test_a_type_is_one_or_becomes_octets(kind: str):
-    head = calls.opening(KEY, Part("a.bin", kind, 1)).decode()
+def test_an_invalid_type_becomes_octet_stream(kind: str):
+    head = calls.part_head(KEY, Part("a.bin", kind, 1)).decode()
 
     expected = clean_mimetype(kind) or "application/octet-stream"
     assert head.split("\r\n")[2:] == [f"Content-Type: {expected}", "", ""]
@@ -83,42 +83,42 @@ def test_a_type_is_one_or_becomes_octets(kind: str):
         st.tuples(st.text(), st.binary(max_size=50), st.text(max_size=20)), min_size=1, max_size=5
     )
 )
-async def test_the_announced_length_is_the_length(files: list[tuple[str, bytes, str]]):
-    """One byte off, and the request hangs or its end is cut."""
+async def test_content_length_is_the_length_of_the_body(files: list[tuple[str, bytes, str]]):
+    """With one byte more or less, the request would hang or be truncated."""
     outgoing = [Outgoing.of(Bytes(*file)) for file in files]
 
-    body = await whole(body_of(KEY, outgoing))
+    body = await whole(MultipartBody(KEY, outgoing).pieces())
 
     assert len(body) == length_of(outgoing)
     assert body.endswith(f"\r\n--{KEY}--\r\n".encode())
 
 
-async def test_progress_counts_the_bytes_of_files():
-    """A bar that counted headers would pass its end."""
-    heard: list[int] = []
+async def test_progress_counts_file_bytes_only():
+    """A progress bar that counted headers would exceed 100 %."""
+    sizes: list[int] = []
     outgoing = [Outgoing.of(Bytes(str(size), bytes(size))) for size in (3, 4)]
 
-    await whole(body_of(KEY, outgoing, heard.append))
+    await whole(MultipartBody(KEY, outgoing, sizes.append).pieces())
 
-    assert heard == [3, 7]
+    assert sizes == [3, 7]
 
 
-# The head of a download
+# The headers of a download
 
 
 def extent(status: int = 200, start: int = 0, **headers: str) -> Extent:
-    """A header's name is written with _ for -."""
+    """Parse these headers; names are written with _ for -."""
     said = {"Content_Length": "10", "Repr_Digest": DIGEST} | headers
     named = {name.replace("_", "-").lower(): value for name, value in said.items()}
     call = calls.content(WORKSPACE, FileId(uuid4()), start)
     return call.read(Reply(status, named))
 
 
-def test_a_whole_file_says_its_size_and_hash():
+def test_the_headers_give_size_and_hash():
     assert extent() == Extent(0, 10, SHA256)
 
 
-def test_the_rest_of_a_file_says_where_it_begins():
+def test_the_headers_of_a_range_give_its_start():
     got = extent(206, 4, Content_Length="6", Content_Range="bytes 4-9/10")
 
     assert got == Extent(4, 10, SHA256)
@@ -144,14 +144,14 @@ def test_the_rest_of_a_file_says_where_it_begins():
     ids=str,
 )
 def test_a_range_that_contradicts_itself_is_refused(headers: dict[str, str]):
-    """Bytes written at the wrong place would only show in the hash, after all were fetched."""
-    with pytest.raises(AnswerInvalid, match="how long"):
+    """Bytes at the wrong offset would be detected only by the hash, after the whole download."""
+    with pytest.raises(AnswerInvalid, match="length"):
         extent(206, 4, **headers)
 
 
 @pytest.mark.parametrize("length", ["", "-1", "ten", "1.0", "9" * 19])
 def test_a_file_of_unknown_length_is_refused(length: str):
-    with pytest.raises(AnswerInvalid, match="how long"):
+    with pytest.raises(AnswerInvalid, match="length"):
         extent(Content_Length=length)
 
 
@@ -169,10 +169,10 @@ def test_a_file_of_unknown_length_is_refused(length: str):
     ids=str,
 )
 def test_a_file_without_a_hash_is_refused(digest: str):
-    """What cannot be checked is not believed."""
+    """Its content could not be verified."""
     with pytest.raises(AnswerInvalid, match="SHA-256"):
         extent(Repr_Digest=digest)
 
 
-def test_the_hash_is_found_among_others():
+def test_the_sha256_is_found_among_other_digests():
     assert extent(Repr_Digest=f"md5=:AAAA:, {DIGEST}").sha256 == SHA256

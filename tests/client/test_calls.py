@@ -1,4 +1,4 @@
-"""The requests that the SDK builds, and how it reads what a server answers."""
+"""The requests that the SDK builds, and how it parses the answers."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -38,7 +38,7 @@ ALL_CALLS: dict[str, Call[Any]] = {
 
 
 def row(seq: int = 1, **other: Any) -> dict[str, Any]:
-    """A row as the wire has it."""
+    """A feed row as JSON."""
     fields: dict[str, Any] = {
         "id": str(ROW),
         "workspace_id": str(WORKSPACE),
@@ -59,7 +59,7 @@ def row(seq: int = 1, **other: Any) -> dict[str, Any]:
 
 
 def replied(body: object, status: int = 200, **headers: str) -> Reply:
-    """A reply; a header's name is written with _ for -."""
+    """A reply; header names are written with _ for -."""
     named = {name.replace("_", "-").lower(): value for name, value in headers.items()}
     return Reply(status, named, body if isinstance(body, bytes) else msgspec.json.encode(body))
 
@@ -86,7 +86,7 @@ def replied(body: object, status: int = 200, **headers: str) -> Reply:
 def test_each_call_goes_to_its_route(
     name: str, method: str, path: str, query: dict[str, str], repeatable: bool
 ):
-    """And only what does no harm the second time may be sent twice."""
+    """Only idempotent requests are repeatable."""
     call = ALL_CALLS[name]
 
     assert (call.method, call.path, call.query) == (method, path, query)
@@ -113,7 +113,7 @@ def test_each_call_goes_to_its_route(
         ("send_message", MESSAGE),
     ],
 )
-def test_json_goes_out_as_json(name: str, body: dict[str, Any]):
+def test_bodies_are_json(name: str, body: dict[str, Any]):
     call = ALL_CALLS[name]
 
     assert call.headers["Content-Type"] == "application/json"
@@ -136,33 +136,33 @@ def test_a_card_keeps_its_fields_and_gets_the_name():
         (Cursor(7, ROW), {"since_id": str(ROW)}),
     ],
 )
-def test_a_cursor_is_its_row_or_else_its_number(cursor: Cursor | None, query: dict[str, str]):
-    """The id notices that another feed has taken the place of ours; the number needs no row."""
+def test_a_cursor_is_sent_as_its_id_or_else_its_seq(cursor: Cursor | None, query: dict[str, str]):
+    """An id detects that the feed was replaced; a seq works without a row."""
     call = calls.feed(WORKSPACE, cursor, limit=5)
 
     assert call.query == {"limit": "5"} | query
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(30, "30"), (0.25, "0.25"), (1e-9, "1e-09")])
-def test_waiting_is_asked_for_and_borne(seconds: float, text: str):
-    """Whoever asks the server to hold back its answer must not call that silence."""
+def test_a_long_poll_extends_the_read_timeout(seconds: float, text: str):
+    """The requested wait must not count as silence."""
     call = calls.feed(WORKSPACE, None, wait_seconds=seconds, limit=5)
 
     assert call.query["wait"] == text
     assert call.wait_seconds == seconds
 
 
-def test_a_later_page_says_after_which():
+def test_later_pages_start_after_an_id():
     assert calls.pending(WORKSPACE, after=FILE).query["after"] == str(FILE)
     assert calls.workspaces(WORKSPACE).query["after"] == str(WORKSPACE)
 
 
-def test_only_the_rest_of_a_file_is_asked_for():
+def test_a_resumed_download_asks_for_a_range():
     assert calls.content(WORKSPACE, FILE, 0).headers == {}
     assert calls.content(WORKSPACE, FILE, 10).headers == {"Range": "bytes=10-"}
 
 
-def test_a_time_to_live_is_asked_for_only_if_chosen():
+def test_a_time_to_live_is_sent_only_if_given():
     call = calls.upload(WORKSPACE, ONE_FILE, key="k" * 32, ttl_seconds=60)
 
     assert call.query == {"ttl_seconds": "60"}
@@ -173,13 +173,13 @@ def test_a_time_to_live_is_asked_for_only_if_chosen():
 
 
 @pytest.mark.parametrize("page", [b"<html>", b"  \n<!DOCTYPE html><p>Welcome to our network"])
-def test_a_web_page_is_called_one(page: bytes):
-    """Hotels answer everything with theirs, and with status 200."""
+def test_a_web_page_is_recognized(page: bytes):
+    """Login pages of hotel networks come with status 200."""
     with pytest.raises(AnswerInvalid, match="a web page"):
         ALL_CALLS["feed"].read(replied(page))
 
 
-def test_answers_are_read_into_their_shapes():
+def test_answers_are_parsed():
     read = {
         "register": {"status": "registered", "delivery_mode": "poll", "auth_token": "t"},
         "heartbeat": {"status": "ok"},
@@ -201,7 +201,7 @@ def test_answers_are_read_into_their_shapes():
     assert got["send_message"] == {"jsonrpc": "2.0", "result": 1}
 
 
-def test_the_newest_rows_come_newest_first_and_are_read_oldest_first():
+def test_rows_are_sorted_oldest_first():
     reply = replied(
         [row(9), row(8), row(7)],
         X_Restante_Lowest_Seq="3",
@@ -217,8 +217,8 @@ def test_the_newest_rows_come_newest_first_and_are_read_oldest_first():
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "٣", "9" * 19, "nine"])
-def test_marks_that_are_no_numbers_are_not_believed(text: str):
-    """A server of another make does not send them at all, and its rows still count."""
+def test_invalid_sequence_headers_are_ignored(text: str):
+    """Other servers may not send them; their rows are still used."""
     reply = replied([row(4)], X_Restante_Lowest_Seq=text, X_Restante_Latest_Seq=text)
 
     page = ALL_CALLS["feed"].read(reply)
@@ -227,15 +227,15 @@ def test_marks_that_are_no_numbers_are_not_believed(text: str):
 
 
 @pytest.mark.parametrize("seq", [0, -1, 2**63, 10**30])
-def test_rows_have_numbers_that_a_feed_can_have(seq: int):
-    """What is kept on disk and sent back must fit there."""
-    with pytest.raises(AnswerInvalid, match="impossible"):
+def test_a_row_with_an_invalid_seq_is_refused(seq: int):
+    """The seq is stored in SQLite and sent back, so it must fit into 64 bits."""
+    with pytest.raises(AnswerInvalid, match="invalid seq"):
         ALL_CALLS["feed"].read(replied([row(seq)]))
 
 
 @pytest.mark.parametrize("sent", [b'"\xff"', b"1e999", b"9" * 5000], ids=len)
-def test_what_a_row_carries_is_looked_at_late_and_refused_in_our_words(sent: bytes):
-    """The page passes such a body over unread; a program that asks for it must hear a sentence."""
+def test_the_body_of_a_row_is_decoded_on_access(sent: bytes):
+    """An invalid body does not invalidate its page; reading it raises AnswerInvalid."""
     good = msgspec.json.encode([row()])
     reply = replied(good.replace(msgspec.json.encode(MESSAGE), sent))
     (found,) = ALL_CALLS["feed"].read(reply).rows
@@ -273,10 +273,10 @@ HEADERS = st.dictionaries(
     headers=HEADERS,
     body=BODIES,
 )
-def test_whatever_a_server_answers_is_read_or_refused_in_our_words(
+def test_any_answer_is_parsed_or_raises_a_restante_error(
     name: str, status: int, headers: dict[str, str], body: bytes
 ):
-    """A program that catches RestanteError survives every server."""
+    """A program that catches RestanteError survives any server."""
     try:
         read = ALL_CALLS[name].read(Reply(status, headers, body))
     except RestanteError:

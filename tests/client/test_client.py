@@ -1,4 +1,4 @@
-"""The blocking client: what the asyncio client does, wherever it is called from."""
+"""The blocking client: the methods of the asyncio client, callable from anywhere."""
 
 import asyncio
 import inspect
@@ -49,8 +49,8 @@ def client_of(caller: Caller) -> Client:
 
 
 @contextmanager
-def served_elsewhere(answering: Answering) -> Iterator[Impostor]:
-    """An impostor with a thread of its own: the test's may block."""
+def served_in_a_thread(answering: Answering) -> Iterator[Impostor]:
+    """An impostor in its own thread, because the test blocks."""
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(impostor(answering)) as other,
@@ -58,16 +58,16 @@ def served_elsewhere(answering: Answering) -> Iterator[Impostor]:
         yield other
 
 
-# One surface
+# Public methods
 
 
-def surface(item: type) -> dict[str, Any]:
-    """Its public names, and how its methods are called."""
+def public_members(item: type) -> dict[str, Any]:
+    """The public names of a class, with the parameters of its methods."""
     names = [name for name in vars(item) if not name.startswith("_")]
-    return {name: _called(vars(item)[name]) for name in names}
+    return {name: _signature(vars(item)[name]) for name in names}
 
 
-def _called(member: Any) -> Any:
+def _signature(member: Any) -> Any:
     if not inspect.isfunction(member):
         return type(member).__name__
     parameters = inspect.signature(member).parameters.values()
@@ -75,11 +75,11 @@ def _called(member: Any) -> Any:
 
 
 def test_both_clients_have_the_same_methods():
-    """So that what is written for one can be read for the other."""
-    blocking, other = surface(Client), surface(AsyncClient)
-    # Raw calls and raw bytes are for those who have a loop.
+    """So that the documentation of one applies to the other."""
+    blocking, other = public_members(Client), public_members(AsyncClient)
+    # Raw calls and open downloads need an event loop.
     del other["send"], other["fetch"]
-    # Here it is an attribute, there it belongs to the other client.
+    # A property here, an attribute there.
     assert blocking.pop("url") == "property"
 
     assert blocking == other
@@ -89,15 +89,15 @@ def test_both_clients_have_the_same_methods():
     ("blocking", "other"),
     [(BlockingFile, FileItem), (BlockingMessage, MessageItem), (BlockingInbox, Inbox)],
 )
-def test_what_arrives_looks_the_same(blocking: type, other: type):
-    ours, theirs = surface(blocking), surface(other)
+def test_both_clients_have_the_same_items(blocking: type, other: type):
+    ours, theirs = public_members(blocking), public_members(other)
 
     shared = ours.keys() & theirs.keys()
     assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
     assert {"save", "ack", "is_file"} & theirs.keys() <= shared
 
 
-# What it does
+# Against a real server
 
 
 async def test_a_program_without_a_loop_sends_and_receives(shared_site: Site, tmp_path: Path):
@@ -125,7 +125,7 @@ async def test_a_program_without_a_loop_sends_and_receives(shared_site: Site, tm
     await asyncio.to_thread(program)
 
 
-async def test_the_rest_of_the_protocol(caller: Caller):
+async def test_the_other_methods(caller: Caller):
     await caller.staged(Part(), Part())
 
     def program() -> None:
@@ -147,7 +147,7 @@ async def test_the_rest_of_the_protocol(caller: Caller):
     await asyncio.to_thread(program)
 
 
-async def test_the_admin_looks_at_anybody(caller: Caller):
+async def test_the_admin_reads_any_feed(caller: Caller):
     await caller.staged()
 
     def program() -> None:
@@ -160,12 +160,15 @@ async def test_the_admin_looks_at_anybody(caller: Caller):
     await asyncio.to_thread(program)
 
 
-# Wherever it is called from
+# Event loops and threads
 
 
-async def test_it_works_where_a_loop_is_running():
-    """In a notebook, say; it has a loop of its own."""
-    with served_elsewhere(lambda _: OK) as other, Client(other.url, workspace_id=uuid4()) as client:
+async def test_it_works_inside_a_running_event_loop():
+    """As in a notebook."""
+    with (
+        served_in_a_thread(lambda _: OK) as other,
+        Client(other.url, workspace_id=uuid4()) as client,
+    ):
         client.heartbeat()
 
     assert len(other.asked) == 1
@@ -173,7 +176,7 @@ async def test_it_works_where_a_loop_is_running():
 
 def test_several_threads_share_one_client():
     with (
-        served_elsewhere(lambda _: OK) as other,
+        served_in_a_thread(lambda _: OK) as other,
         Client(other.url, workspace_id=uuid4()) as client,
         ThreadPoolExecutor(8) as threads,
     ):
@@ -183,7 +186,7 @@ def test_several_threads_share_one_client():
     assert len(other.asked) == 40
 
 
-def test_it_is_used_inside_of_its_context():
+def test_it_works_only_inside_its_context():
     client = Client("http://127.0.0.1:1", workspace_id=uuid4())
 
     with pytest.raises(RuntimeError, match="with"):
@@ -191,7 +194,7 @@ def test_it_is_used_inside_of_its_context():
 
 
 def test_it_can_be_opened_again():
-    with served_elsewhere(lambda _: OK) as other:
+    with served_in_a_thread(lambda _: OK) as other:
         client = Client(other.url, workspace_id=uuid4())
         for _ in range(2):
             with client:
@@ -200,14 +203,14 @@ def test_it_can_be_opened_again():
     assert len(other.asked) == 2
 
 
-# How it ends
+# Shutdown
 
 
 def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "restante" in thread.name]
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("no_delays")
 def test_its_thread_ends_with_it():
     with Client("http://127.0.0.1:1", workspace_id=uuid4()) as client:
         assert our_threads() == ["restante"]
@@ -217,31 +220,30 @@ def test_its_thread_ends_with_it():
     assert our_threads() == []
 
 
-def hanging(asked: list[Asked], heard: threading.Event) -> Callable[[Asked], Any]:
-    """Never answers, and says that it was asked."""
+def hanging(asked: threading.Event) -> Callable[[Asked], Any]:
+    """Never answers; sets the event when it is asked."""
 
-    async def hang(request: Asked) -> None:
-        asked.append(request)
-        heard.set()
+    async def hang(_request: Asked) -> None:
+        asked.set()
         await asyncio.Event().wait()
 
     return hang
 
 
-def test_closing_ends_whoever_still_waits():
-    """Another thread reads an inbox in which nothing arrives."""
-    heard = threading.Event()
-    with served_elsewhere(hanging([], heard)) as other, ThreadPoolExecutor(1) as thread:
+def test_closing_cancels_a_waiting_thread():
+    """Another thread reads an empty inbox."""
+    asked = threading.Event()
+    with served_in_a_thread(hanging(asked)) as other, ThreadPoolExecutor(1) as thread:
         with Client(other.url, token="t", workspace_id=uuid4()) as client:
             reading = thread.submit(lambda: next(iter(client.inbox(Cursor(0)))))
-            assert heard.wait(10)
+            assert asked.wait(10)
 
         with pytest.raises(CancelledError):
             reading.result(10)
 
 
-async def test_leaving_an_inbox_in_the_middle_leaves_nothing_behind(caller: Caller):
-    """Warnings are errors here, also those about what was never awaited."""
+async def test_leaving_an_inbox_early_leaves_nothing_running(caller: Caller):
+    """Warnings are errors here, including those about coroutines that were never awaited."""
     await caller.staged(Part(), Part())
 
     def program() -> None:
@@ -257,27 +259,30 @@ async def test_leaving_an_inbox_in_the_middle_leaves_nothing_behind(caller: Call
     assert our_threads() == []
 
 
+# A child inherits an ignored SIGINT, for example from a background job, so it resets the handler.
 WAITING = """
+import signal
 import sys
 from uuid import uuid4
 from restante.client import Client, Cursor
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with Client(sys.argv[1], token="t", workspace_id=uuid4()) as client:
     for item in client.inbox(Cursor(0)):
         print(item)
 """
 
 
-def test_ctrl_c_ends_a_program_that_waits():
-    heard = threading.Event()
-    with served_elsewhere(hanging([], heard)) as other:
+def test_ctrl_c_ends_a_waiting_program():
+    asked = threading.Event()
+    with served_in_a_thread(hanging(asked)) as other:
         program = subprocess.Popen(
             [sys.executable, "-c", WAITING, other.url],
             env=clean_environment(),
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert heard.wait(20)
+        assert asked.wait(20)
         program.send_signal(signal.SIGINT)
         _, said = program.communicate(timeout=10)
 

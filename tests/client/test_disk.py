@@ -1,4 +1,4 @@
-"""Received files on disk: whole or not there, never over a file, never through a link."""
+"""Received files on disk: complete or absent, never over a file, never through a link."""
 
 import errno
 import hashlib
@@ -22,7 +22,7 @@ NAME = "0123-a.txt"
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Something that must not be touched."""
+    """A directory that must not change."""
     path = tmp_path / "outside"
     path.mkdir()
     (path / "precious").write_bytes(b"precious")
@@ -45,7 +45,7 @@ def mode_of(path: Path) -> int:
 
 
 def receive(directory: Directory, content: bytes = b"hello", name: str = NAME) -> Path:
-    """A file on its whole way."""
+    """Receive and place a file."""
     with directory.partial("a.part") as partial:
         partial.write(content)
         partial.sync()
@@ -60,7 +60,7 @@ def put(path: Path, content: bytes = b"mine") -> Path:
 # Placing
 
 
-def test_a_received_file_has_its_name_and_nothing_else_is_left(directory: Directory):
+def test_placing_leaves_only_the_file(directory: Directory):
     path = receive(directory)
 
     assert path == directory.path / NAME
@@ -68,8 +68,8 @@ def test_a_received_file_has_its_name_and_nothing_else_is_left(directory: Direct
     assert directory.names() == [NAME]
 
 
-def test_only_its_owner_can_read_what_arrives(root: Path):
-    """Whatever the umask of whoever started us."""
+def test_received_files_are_readable_by_their_owner_only(root: Path):
+    """Whatever the umask."""
     before = os.umask(0)
     try:
         with Directory.open(root, "below", "further") as directory:
@@ -93,7 +93,7 @@ def test_a_file_is_never_replaced(directory: Directory, root: Path):
 
 
 def test_a_link_is_never_written_through(directory: Directory, root: Path, outside: Path):
-    """Also not one that leads nowhere yet, for that would make a file elsewhere."""
+    """Not even a dangling one: that would create a file elsewhere."""
     (root / NAME).symlink_to(outside / "new")
 
     with pytest.raises(FolderUnusable):
@@ -113,8 +113,10 @@ def test_a_partial_file_that_is_a_link_is_refused(directory: Directory, root: Pa
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
-def test_a_partial_file_that_is_no_file_is_refused(directory: Directory, root: Path, kind: str):
-    """A pipe would swallow what we write, and keep us waiting."""
+def test_a_partial_file_that_is_not_a_regular_file_is_refused(
+    directory: Directory, root: Path, kind: str
+):
+    """Writing to a pipe would block and lose the bytes."""
     if kind == "pipe":
         os.mkfifo(root / "a.part")
     else:
@@ -125,10 +127,10 @@ def test_a_partial_file_that_is_no_file_is_refused(directory: Directory, root: P
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
-def test_a_filesystem_without_links_works_too(
+def test_a_filesystem_without_hard_links_works(
     directory: Directory, monkeypatch: pytest.MonkeyPatch, number: int
 ):
-    """FAT and some network mounts; Linux says EPERM."""
+    """FAT and some network mounts; Linux returns EPERM."""
     monkeypatch.setattr(os, "link", failing(number))
 
     path = receive(directory)
@@ -137,7 +139,7 @@ def test_a_filesystem_without_links_works_too(
     assert directory.names() == [NAME]
 
 
-def test_a_file_is_not_replaced_there_either(
+def test_a_file_is_not_replaced_without_hard_links(
     directory: Directory, root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     mine = put(root / NAME)
@@ -156,8 +158,8 @@ def failing(number: int) -> Callable[..., None]:
     return fail
 
 
-def test_a_file_that_was_placed_is_not_written_to_again(directory: Directory, root: Path):
-    """A crash after the first name and before the second goes leaves one file with two names."""
+def test_a_placed_file_is_not_written_to(directory: Directory, root: Path):
+    """After a crash between link and unlink, one file has two names."""
     path = receive(directory)
     (root / "a.part").hardlink_to(path)
     path.write_bytes(b"edited by its owner")
@@ -169,7 +171,7 @@ def test_a_file_that_was_placed_is_not_written_to_again(directory: Directory, ro
     assert (root / "a.part").read_bytes() == b"other"
 
 
-def test_two_who_receive_the_same_do_not_write_into_each_other(directory: Directory):
+def test_a_partial_file_is_locked(directory: Directory):
     with (
         directory.partial("a.part"),
         pytest.raises(FolderInUse, match=r"a\.part"),
@@ -181,7 +183,7 @@ def test_two_who_receive_the_same_do_not_write_into_each_other(directory: Direct
         assert partial.size == 0
 
 
-def test_removing_twice_is_removing_once(directory: Directory, root: Path):
+def test_removing_is_idempotent(directory: Directory, root: Path):
     put(root / "a")
 
     directory.remove("a")
@@ -190,8 +192,8 @@ def test_removing_twice_is_removing_once(directory: Directory, root: Path):
     assert not directory.has("a")
 
 
-def test_a_link_to_nowhere_is_there(directory: Directory, root: Path):
-    """Else its name would be given to a file."""
+def test_a_dangling_link_exists(directory: Directory, root: Path):
+    """Otherwise its name would be used for a file."""
     (root / "a").symlink_to("nowhere")
 
     assert directory.has("a")
@@ -204,7 +206,7 @@ def test_a_link_to_nowhere_is_there(directory: Directory, root: Path):
 
 @pytest.mark.parametrize("linked", [HOME, f"{HOME}/{UPLOADS}", f"{HOME}/{OURS}"])
 def test_no_directory_below_the_folder_may_be_a_link(root: Path, outside: Path, linked: str):
-    """Files would appear somewhere else."""
+    """Files would be written somewhere else."""
     (root / linked).parent.mkdir(parents=True)
     (root / linked).symlink_to(outside, target_is_directory=True)
 
@@ -214,7 +216,7 @@ def test_no_directory_below_the_folder_may_be_a_link(root: Path, outside: Path, 
     assert [path.name for path in outside.iterdir()] == ["precious"]
 
 
-def test_the_folder_itself_may_be_reached_through_a_link(tmp_path: Path, root: Path):
+def test_the_folder_itself_may_be_a_link(tmp_path: Path, root: Path):
     """Its owner chose it."""
     root.mkdir()
     (tmp_path / "link").symlink_to(root, target_is_directory=True)
@@ -224,7 +226,7 @@ def test_the_folder_itself_may_be_reached_through_a_link(tmp_path: Path, root: P
 
 
 @pytest.mark.parametrize("below", [[], ["below"]])
-def test_a_file_in_the_place_of_a_directory_is_told(root: Path, below: list[str]):
+def test_a_file_in_place_of_a_directory_is_refused(root: Path, below: list[str]):
     root.joinpath(*below).parent.mkdir(exist_ok=True)
     put(root.joinpath(*below))
 
@@ -232,8 +234,8 @@ def test_a_file_in_the_place_of_a_directory_is_told(root: Path, below: list[str]
         Directory.open(root, *below)
 
 
-def test_a_folder_that_cannot_be_opened_leaves_no_descriptors(root: Path, outside: Path):
-    """A program that tries again and again must not run out of them."""
+def test_a_failed_open_leaks_no_descriptors(root: Path, outside: Path):
+    """A program that retries must not run out of them."""
     (root / HOME).mkdir(parents=True)
     (root / HOME / UPLOADS).symlink_to(outside)
     before = descriptors()
@@ -252,23 +254,23 @@ def descriptors() -> int:
 # Partial files
 
 
-def test_an_interrupted_file_goes_on_where_it_was(directory: Directory):
+def test_an_interrupted_file_is_resumed(directory: Directory):
     with directory.partial("a.part") as partial:
         partial.write(b"hello, ")
 
     with directory.partial("a.part") as partial:
         assert partial.size == 7
-        partial.cut(7)
+        partial.truncate(7)
         partial.write(b"world")
         assert partial.sha256 == hashlib.sha256(b"hello, world").digest()
 
     assert (directory.path / "a.part").read_bytes() == b"hello, world"
 
 
-def test_cutting_forgets_what_was_cut_off(directory: Directory):
+def test_truncating_updates_size_and_hash(directory: Directory):
     with directory.partial("a.part") as partial:
         partial.write(b"hello, moon")
-        partial.cut(5)
+        partial.truncate(5)
         partial.write(b"!")
 
         assert partial.size == 6
@@ -277,12 +279,12 @@ def test_cutting_forgets_what_was_cut_off(directory: Directory):
     assert (directory.path / "a.part").read_bytes() == b"hello!"
 
 
-def test_the_hash_is_of_what_is_on_the_disk(directory: Directory):
-    """Not of what an earlier run meant to write."""
+def test_the_hash_is_computed_from_the_disk(directory: Directory):
+    """Not from what an earlier run tried to write."""
     put(directory.path / "a.part")
 
     with directory.partial("a.part") as partial:
-        partial.cut(partial.size)
+        partial.truncate(partial.size)
 
         assert partial.sha256 == hashlib.sha256(b"mine").digest()
 
@@ -290,8 +292,7 @@ def test_the_hash_is_of_what_is_on_the_disk(directory: Directory):
 # A full disk
 
 
-def test_a_full_disk_is_told_apart_and_what_fitted_stays(small_disk: Path):
-    """It goes on when there is room again."""
+def test_a_full_disk_is_reported_and_the_file_can_be_resumed(small_disk: Path):
     kib_200 = b"x" * 200 * 1024
     with Directory.open(small_disk) as directory, directory.partial("a.part") as partial:
         filler = put(small_disk / "filler", kib_200)
@@ -299,7 +300,7 @@ def test_a_full_disk_is_told_apart_and_what_fitted_stays(small_disk: Path):
             partial.write(kib_200)
 
         filler.unlink()
-        partial.cut(partial.size)
+        partial.truncate(partial.size)
         partial.write(kib_200)
 
         assert partial.sha256 == hashlib.sha256(kib_200).digest()
@@ -316,18 +317,18 @@ def folder(root: Path) -> Iterator[Folder]:
 
 
 def arrived(folder: Folder, name: str = "a.txt") -> tuple[FileId, str]:
-    """A file that is whole and has had its name chosen."""
+    """A complete file whose name has been chosen."""
     file_id = FileId(uuid4())
-    with folder.arriving(file_id) as partial:
+    with folder.partial(file_id) as partial:
         partial.write(b"hello")
-    return file_id, folder.intend(file_id, name)
+    return file_id, folder.choose_name(file_id, name)
 
 
 def partials(folder: Folder) -> list[str]:
     return [path.name for path in (folder.root / HOME / OURS / "arriving").iterdir()]
 
 
-def test_names_begin_with_digits_that_nobody_can_guess(folder: Folder):
+def test_names_start_with_random_digits(folder: Folder):
     _, name = arrived(folder)
 
     digits, _, rest = name.partition("-")
@@ -336,8 +337,8 @@ def test_names_begin_with_digits_that_nobody_can_guess(folder: Folder):
     assert rest == "a.txt"
 
 
-def test_a_file_that_was_placed_twice_is_there_once(folder: Folder):
-    """After a crash between the two names, both are there."""
+def test_placing_a_file_again_is_idempotent(folder: Folder):
+    """After a crash between link and unlink, both names exist."""
     file_id, name = arrived(folder)
     arriving = folder.root / HOME / OURS / "arriving" / f"{file_id}.part"
     os.link(arriving, folder.uploads.path / name)
@@ -350,8 +351,8 @@ def test_a_file_that_was_placed_twice_is_there_once(folder: Folder):
     assert partials(folder) == []
 
 
-def test_a_file_that_was_placed_and_taken_away_does_not_come_again(folder: Folder):
-    """Its owner has moved it; a second one would be a surprise."""
+def test_a_placed_file_that_was_moved_away_does_not_reappear(folder: Folder):
+    """Its owner moved it and does not expect a second copy."""
     file_id, name = arrived(folder)
     folder.place(file_id, name).unlink()
 
@@ -360,18 +361,18 @@ def test_a_file_that_was_placed_and_taken_away_does_not_come_again(folder: Folde
     assert folder.uploads.names() == []
 
 
-def test_what_no_longer_waits_is_forgotten(folder: Folder, root: Path):
+def test_partial_files_of_other_uploads_are_removed(folder: Folder, root: Path):
     kept, _ = arrived(folder)
     arrived(folder)
     put(root / HOME / OURS / "arriving" / "junk")
 
-    folder.forget_arriving(keep={kept})
+    folder.remove_partials(keep={kept})
 
     assert partials(folder) == [f"{kept}.part"]
 
 
-def test_a_file_has_a_uri_once_it_is_there(folder: Folder):
-    """Messages may come before the file they name has its name."""
+def test_a_file_has_a_uri_once_it_is_placed(folder: Folder):
+    """A message may arrive before the file that it refers to is placed."""
     file_id, name = arrived(folder)
     assert folder.uri_of(file_id) is None
 
@@ -379,12 +380,12 @@ def test_a_file_has_a_uri_once_it_is_there(folder: Folder):
     assert folder.uri_of(file_id) == f"workspace:{path}"
 
     path.unlink()
-    folder.progress.note(file_id, name, State.ACKED)
+    folder.progress.record(file_id, name, State.ACKED)
     assert folder.uri_of(file_id) == f"workspace:{path}"
     assert folder.uri_of(FileId(uuid4())) is None
 
 
-def test_credentials_are_kept_for_their_owner_only(folder: Folder, root: Path):
+def test_credentials_are_readable_by_their_owner_only(folder: Folder, root: Path):
     first, second = (
         Credentials("http://127.0.0.1:8080", WorkspaceId(uuid4()), token) for token in "ab"
     )
@@ -403,7 +404,9 @@ def test_a_folder_without_credentials_has_none(root: Path):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"url": "\xff"}', b"[" * 99_999])
-def test_damaged_credentials_are_a_sentence(folder: Folder, root: Path, content: bytes):
+def test_damaged_credentials_are_reported_with_their_path(
+    folder: Folder, root: Path, content: bytes
+):
     path = put(root / HOME / OURS / "credentials.json", content)
 
     with pytest.raises(FolderUnusable) as caught:

@@ -1,4 +1,4 @@
-"""Downloads that go on where they were cut off, and files that are not what was announced."""
+"""Resumed downloads, and files that differ from their announcement."""
 
 import asyncio
 import base64
@@ -18,7 +18,7 @@ from restante.client import AsyncClient
 from restante.client.calls import Extent
 from restante.client.disk import Directory, Partial
 from restante.client.fetching import Fetch, WaitingFile, check_size, fetch_whole
-from restante.client.sending import unheard
+from restante.client.sending import no_progress
 from restante.errors import (
     AnswerInvalid,
     FileCorrupt,
@@ -29,7 +29,7 @@ from restante.errors import (
 )
 from restante.ids import FileId
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("impatient")]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_delays")]
 
 CONTENT = pattern(300_000)
 
@@ -56,7 +56,7 @@ def content_of(partial: Partial) -> bytes:
 
 
 def filled(partial: Partial, content: bytes) -> Partial:
-    """What an earlier run has left."""
+    """Write what an earlier run left."""
     partial.write(content)
     return partial
 
@@ -73,58 +73,58 @@ async def client_of(caller: Caller, url: str) -> AsyncIterator[AsyncClient]:
 
 
 async def fetched(caller: Caller, file: WaitingFile, partial: Partial, **relayed: Any) -> Impostor:
-    """Fetch through somebody who listens."""
+    """Fetch through a relay that records the requests."""
     through = impostor(relay(caller.site, **relayed))
-    async with through as heard, client_of(caller, heard.url) as client:
-        await fetch_whole(client, file, partial, unheard)
-    return heard
+    async with through as line, client_of(caller, line.url) as client:
+        await fetch_whole(client, file, partial, no_progress)
+    return line
 
 
-def ranges(heard: Impostor) -> list[str | None]:
-    return [asked.headers.get("Range") for asked in heard.asked]
+def ranges(line: Impostor) -> list[str | None]:
+    return [asked.headers.get("Range") for asked in line.asked]
 
 
-# With a real server behind
+# Against a real server
 
 
-async def test_a_file_comes_whole_and_its_progress_is_told(caller: Caller, partial: Partial):
+async def test_a_file_is_fetched_and_progress_is_reported(caller: Caller, partial: Partial):
     file = await staged(caller)
-    told: list[int] = []
+    sizes: list[int] = []
 
     async with client_of(caller, caller.site.url) as client:
-        await fetch_whole(client, file, partial, told.append)
+        await fetch_whole(client, file, partial, sizes.append)
 
     assert content_of(partial) == CONTENT
-    assert told == sorted(told)
-    assert told[-1] == len(CONTENT)
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == len(CONTENT)
 
 
 @pytest.mark.parametrize("had", [1, 100_000, len(CONTENT) - 1])
-async def test_only_the_rest_is_fetched(caller: Caller, partial: Partial, had: int):
-    """On a slow line, the minutes before the interruption are not lost."""
+async def test_a_download_is_resumed(caller: Caller, partial: Partial, had: int):
+    """On a slow network, the time before the interruption is not lost."""
     file = await staged(caller)
     filled(partial, CONTENT[:had])
 
-    heard = await fetched(caller, file, partial)
+    line = await fetched(caller, file, partial)
 
-    assert ranges(heard) == [f"bytes={had}-"]
+    assert ranges(line) == [f"bytes={had}-"]
     assert content_of(partial) == CONTENT
 
 
-async def test_a_whole_file_that_a_crash_left_is_checked_with_its_last_byte(
+async def test_a_complete_file_is_verified_by_fetching_its_last_byte(
     caller: Caller, partial: Partial
 ):
-    """The answer to any part tells the hash of the whole."""
+    """The answer to any range carries the hash of the whole file."""
     file = await staged(caller)
     filled(partial, CONTENT)
 
-    heard = await fetched(caller, file, partial)
+    line = await fetched(caller, file, partial)
 
-    assert ranges(heard) == [f"bytes={len(CONTENT) - 1}-"]
+    assert ranges(line) == [f"bytes={len(CONTENT) - 1}-"]
     assert content_of(partial) == CONTENT
 
 
-async def test_what_is_too_much_is_cut_off(caller: Caller, partial: Partial):
+async def test_a_partial_file_that_is_too_long_is_truncated(caller: Caller, partial: Partial):
     file = await staged(caller)
     filled(partial, CONTENT + b"and more")
 
@@ -133,7 +133,7 @@ async def test_what_is_too_much_is_cut_off(caller: Caller, partial: Partial):
     assert content_of(partial) == CONTENT
 
 
-async def test_a_server_that_knows_no_ranges_sends_all_again(caller: Caller, partial: Partial):
+async def test_a_server_without_ranges_sends_the_whole_file(caller: Caller, partial: Partial):
     file = await staged(caller)
     filled(partial, CONTENT[:100_000])
 
@@ -143,10 +143,10 @@ async def test_a_server_that_knows_no_ranges_sends_all_again(caller: Caller, par
 
 
 @pytest.mark.parametrize("at", [0, 50_000, 99_999])
-async def test_a_damaged_beginning_is_found_out_and_thrown_away(
+async def test_a_damaged_partial_file_is_detected_and_discarded(
     caller: Caller, partial: Partial, at: int
 ):
-    """A disk that lies after a power cut; the next try fetches everything."""
+    """A disk may lose data in a power cut; the next attempt fetches the whole file."""
     file = await staged(caller)
     damaged = bytearray(CONTENT[:100_000])
     damaged[at] ^= 1
@@ -156,8 +156,8 @@ async def test_a_damaged_beginning_is_found_out_and_thrown_away(
         await fetched(caller, file, partial)
 
     assert content_of(partial) == b""
-    heard = await fetched(caller, file, partial)
-    assert ranges(heard) == [None]
+    line = await fetched(caller, file, partial)
+    assert ranges(line) == [None]
     assert content_of(partial) == CONTENT
 
 
@@ -177,8 +177,8 @@ async def test_an_acknowledged_file_is_gone(caller: Caller, partial: Partial):
         await fetched(caller, file, partial)
 
 
-async def test_a_body_that_breaks_off_is_gone_on_with(caller: Caller, partial: Partial):
-    """Even often, as long as something comes each time: bad lines are like that."""
+async def test_attempts_that_receive_bytes_do_not_count(caller: Caller, partial: Partial):
+    """On a bad network, a download makes progress with every attempt and must finish."""
     file = await staged(caller)
     pass_on = relay(caller.site)
     came = asyncio.Event()
@@ -190,14 +190,14 @@ async def test_a_body_that_breaks_off_is_gone_on_with(caller: Caller, partial: P
             came.clear()
             await came.wait()
 
-    async with impostor(breaking_off) as heard, client_of(caller, heard.url) as client:
+    async with impostor(breaking_off) as line, client_of(caller, line.url) as client:
         await fetch_whole(client, file, partial, lambda _: came.set())
 
-    assert ranges(heard) == [None, *(f"bytes={n * 40_000}-" for n in range(1, 8))]
+    assert ranges(line) == [None, *(f"bytes={n * 40_000}-" for n in range(1, 8))]
     assert content_of(partial) == CONTENT
 
 
-# With servers that lie
+# Against servers that lie
 
 SHORT = WaitingFile(FileId(uuid4()), "a.bin", "", 10)
 DIGITS = b"0123456789"
@@ -208,10 +208,10 @@ def digest(content: bytes) -> str:
 
 
 async def refused(said: bytes, partial: Partial) -> tuple[RestanteError, int]:
-    """What is raised, and after how many requests."""
+    """The error, and the number of requests before it."""
     async with talking_to(lambda _: said) as (liar, client):
         with pytest.raises(RestanteError) as caught:
-            await fetch_whole(client, SHORT, partial, unheard)
+            await fetch_whole(client, SHORT, partial, no_progress)
     return caught.value, len(liar.asked)
 
 
@@ -226,7 +226,7 @@ async def talking_to(answering: Answering) -> AsyncIterator[tuple[Impostor, Asyn
 
 @pytest.mark.parametrize("content", [DIGITS + b"x", DIGITS[:-1], b""])
 async def test_a_file_of_another_size_than_announced_is_refused(partial: Partial, content: bytes):
-    """Before a byte is written: the announcement is what the cap was held against."""
+    """Before a byte is written: the size limit was checked against the announced size."""
     filled(partial, b"012")
 
     error, asked = await refused(http(200, content, Repr_Digest=digest(content)), partial)
@@ -236,7 +236,7 @@ async def test_a_file_of_another_size_than_announced_is_refused(partial: Partial
     assert content_of(partial) == b"012"
 
 
-async def test_a_file_with_another_hash_is_refused_and_nothing_of_it_kept(partial: Partial):
+async def test_a_file_with_another_hash_is_refused_and_discarded(partial: Partial):
     error, asked = await refused(http(200, DIGITS, Repr_Digest=digest(b"other")), partial)
 
     assert isinstance(error, FileCorrupt)
@@ -244,7 +244,7 @@ async def test_a_file_with_another_hash_is_refused_and_nothing_of_it_kept(partia
     assert content_of(partial) == b""
 
 
-async def test_another_part_than_was_asked_for_is_refused(partial: Partial):
+async def test_another_range_than_requested_is_refused(partial: Partial):
     filled(partial, b"012")
     said = http(206, b"56789", Content_Range="bytes 5-9/10", Repr_Digest=digest(DIGITS))
 
@@ -254,7 +254,7 @@ async def test_another_part_than_was_asked_for_is_refused(partial: Partial):
     assert content_of(partial) == b"012"
 
 
-async def test_a_server_that_sends_nothing_is_given_up_and_what_came_is_kept(partial: Partial):
+async def test_retries_stop_when_nothing_is_received(partial: Partial):
     filled(partial, b"012")
     head = http(206, b"", Content_Length="7", Content_Range="bytes 3-9/10")
     said = head.replace(b"\r\n\r\n", f"\r\nRepr-Digest: {digest(DIGITS)}\r\n\r\n".encode())
@@ -266,28 +266,28 @@ async def test_a_server_that_sends_nothing_is_given_up_and_what_came_is_kept(par
     assert content_of(partial) == b"012"
 
 
-async def test_a_server_that_is_away_for_a_moment_is_waited_for(partial: Partial):
+async def test_a_temporary_failure_is_retried(partial: Partial):
     said = http(200, DIGITS, Repr_Digest=digest(DIGITS))
 
     async with talking_to(one_after_another(None, http(503), None, said)) as (_, client):
-        await fetch_whole(client, SHORT, partial, unheard)
+        await fetch_whole(client, SHORT, partial, no_progress)
 
     assert content_of(partial) == DIGITS
 
 
-async def test_a_packed_body_is_not_unpacked(partial: Partial):
-    """It would be the one way to send more than was announced."""
+async def test_a_compressed_body_is_not_unpacked(partial: Partial):
+    """It could expand to more than the announced size."""
     said = http(200, DIGITS, Repr_Digest=digest(DIGITS), Content_Encoding="gzip")
 
     async with talking_to(lambda _: said) as (packer, client):
-        await fetch_whole(client, SHORT, partial, unheard)
+        await fetch_whole(client, SHORT, partial, no_progress)
 
     assert content_of(partial) == DIGITS
     assert packer.asked[0].headers["Accept-Encoding"] == "identity"
 
 
 class Endless:
-    """A source that sends more than it announced; HTTP would not let it."""
+    """Sends more than it announced, which HTTP itself would not allow."""
 
     @asynccontextmanager
     async def fetch(self, file_id: FileId, start: int = 0) -> AsyncIterator[Fetch]:
@@ -300,12 +300,12 @@ class Endless:
 
 async def test_more_bytes_than_announced_are_refused_at_once(partial: Partial):
     with pytest.raises(AnswerInvalid, match="longer"):
-        await fetch_whole(Endless(), SHORT, partial, unheard)
+        await fetch_whole(Endless(), SHORT, partial, no_progress)
 
     assert content_of(partial) == b""
 
 
-def test_what_is_larger_than_we_take_is_refused_before_it_is_asked_for():
+def test_a_file_above_the_limit_is_refused_before_it_is_fetched():
     check_size(SHORT, max_bytes=10)
 
     with pytest.raises(FileTooLarge) as caught:

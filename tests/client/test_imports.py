@@ -1,4 +1,4 @@
-"""The SDK and its commands work where the server is not installed."""
+"""The SDK and the client commands work without the dependencies of the server."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ SERVER_ONLY = [
     "websockets",
 ]
 
-# None makes `import` fail as if it were not installed.
+# With None in sys.modules, an import fails as if the package were missing.
 BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({SERVER_ONLY})); "
 
 
@@ -41,17 +41,17 @@ def python(program: str, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_sdk_imports_nothing_of_the_server():
-    """An agent has its own dependencies, and each of ours could quarrel with them."""
+    """An agent has its own dependencies, and ours could conflict with them."""
     done = python("import sys, restante.client; print('\\n'.join(sys.modules))")
 
     loaded = set(done.stdout.split())
     assert "restante.client.aio" in loaded
     assert not loaded & set(SERVER_ONLY)
     ours = {name.split(".")[1] for name in loaded if name.startswith("restante.")}
-    assert ours == {"client", "core", "errors", "ids", "wire"}
+    assert ours == {"client", "core", "errors", "ids", "text", "wire"}
 
 
-def test_the_sdk_works_without_them():
+def test_the_sdk_works_without_the_server():
     done = python(
         BLOCKED + "from restante.client import Client; "
         "from restante.errors import ServerUnreachable\n"
@@ -63,8 +63,8 @@ def test_the_sdk_works_without_them():
     assert done.stdout == "http://127.0.0.1:1 cannot be reached: Connection refused.\n"
 
 
-def test_the_commands_explain_themselves_without_them():
-    """All of them: the help is what one reads before the server is installed."""
+def test_help_works_without_the_server():
+    """Users read the help before they install anything else."""
     done = python(
         BLOCKED + "from contextlib import suppress; from restante.cli.main import app\n"
         "for command in sys.argv[1:]:\n"
@@ -78,8 +78,8 @@ def test_the_commands_explain_themselves_without_them():
 
 
 @pytest.mark.parametrize("command", ["send", "inbox"])
-async def test_the_commands_run_without_them(command: str):
-    """They get as far as the server, which does not know them."""
+async def test_the_commands_run_without_the_server(command: str):
+    """They reach a server, which refuses the token."""
     refused = http(401, {"error": "Who are you?", "code": "not_authenticated"})
     words = [command, NOBODY, *([__file__] if command == "send" else []), "--token", "t"]
 
@@ -90,8 +90,8 @@ async def test_the_commands_run_without_them(command: str):
     assert (done.returncode, done.stderr) == (1, "restante: Who are you?\n")
 
 
-def test_a_token_is_missed_without_them_in_a_sentence():
-    """Where there is no server, there is no data directory to look into."""
+def test_a_missing_token_is_reported_without_the_server():
+    """There is no data directory to read a token from."""
     done = python(
         BLOCKED + "from restante.cli.main import main; main()",
         "inbox",

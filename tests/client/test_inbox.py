@@ -1,4 +1,4 @@
-"""The feed as a program follows it: in order, again if it was not dealt with, and only then."""
+"""Following a feed: rows come in order, and again only if they were not handled."""
 
 import asyncio
 import re
@@ -39,29 +39,29 @@ async def client(caller: Caller) -> AsyncIterator[AsyncClient]:
 
 
 async def write(caller: Caller, text: str) -> None:
-    """A message to oneself."""
+    """Send a message to the caller's own workspace."""
     body = {"jsonrpc": "2.0", "method": "message/send", "params": {"text": text}}
     answer = await caller.message(body, to=caller)
     assert answer.status == 200
 
 
-async def taken(client: AsyncClient, cursor: Cursor | None = None) -> list[Item]:
+async def all_items(client: AsyncClient, cursor: Cursor | None = None) -> list[Item]:
     return [item async for item in client.inbox(cursor, once=True)]
 
 
 async def seqs(client: AsyncClient, cursor: Cursor | None = None) -> list[int]:
-    return [item.seq for item in await taken(client, cursor)]
+    return [item.seq for item in await all_items(client, cursor)]
 
 
-# What comes
+# Items
 
 
-async def test_files_and_messages_come_in_their_order(client: AsyncClient, caller: Caller):
+async def test_files_and_messages_come_in_order(client: AsyncClient, caller: Caller):
     await caller.staged(Part(b"12345", name="a b.txt"))
     await write(caller, "hello")
     await caller.staged(Part(name="c"))
 
-    first, second, third = await taken(client)
+    first, second, third = await all_items(client)
 
     assert isinstance(first, FileItem)
     assert isinstance(second, MessageItem)
@@ -71,52 +71,46 @@ async def test_files_and_messages_come_in_their_order(client: AsyncClient, calle
     assert second.body["params"] == {"text": "hello"}
 
 
-async def test_more_than_a_page_comes_whole(client: AsyncClient, caller: Caller):
+async def test_a_feed_of_several_pages_is_read_completely(client: AsyncClient, caller: Caller):
     for _ in range(2):
         await caller.staged(*[Part(b"x")] * 60)
 
     assert await seqs(client) == list(range(1, 121))
 
 
-async def test_a_file_is_saved_whole_under_a_name_of_its_own(
-    client: AsyncClient, caller: Caller, tmp_path: Path
-):
+async def test_each_save_writes_a_new_file(client: AsyncClient, caller: Caller, tmp_path: Path):
     await caller.staged(Part(pattern(300_000), name="../a b.txt"))
-    (item,) = await taken(client)
+    (item,) = await all_items(client)
     assert isinstance(item, FileItem)
-    told: list[int] = []
+    sizes: list[int] = []
 
-    paths = [await item.save(tmp_path / "in" / "box", progress=told.append) for _ in range(2)]
+    paths = [await item.save(tmp_path / "in" / "box", progress=sizes.append) for _ in range(2)]
 
     assert sorted(paths) == sorted((tmp_path / "in" / "box").iterdir())
     for path in paths:
         assert re.fullmatch(r"[0-9a-f]{32}-a_b\.txt", path.name)
         assert path.read_bytes() == pattern(300_000)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert told[-1] == 300_000
+    assert sizes[-1] == 300_000
 
 
-async def test_an_interrupted_save_goes_on_where_it_stopped(
-    client: AsyncClient, caller: Caller, tmp_path: Path
-):
+async def test_an_interrupted_save_is_resumed(client: AsyncClient, caller: Caller, tmp_path: Path):
     await caller.staged(Part(pattern(300_000)))
-    (item,) = await taken(client)
+    (item,) = await all_items(client)
     assert isinstance(item, FileItem)
     (tmp_path / f".{item.file.file_id}.part").write_bytes(pattern(300_000)[:200_000])
-    told: list[int] = []
+    sizes: list[int] = []
 
-    path = await item.save(tmp_path, progress=told.append)
+    path = await item.save(tmp_path, progress=sizes.append)
 
-    assert told[0] > 200_000
+    assert sizes[0] > 200_000
     assert path.read_bytes() == pattern(300_000)
     assert sorted(path.parent.iterdir()) == [path]
 
 
-async def test_an_acknowledged_file_waits_no_more(
-    client: AsyncClient, caller: Caller, tmp_path: Path
-):
+async def test_an_acknowledged_file_is_gone(client: AsyncClient, caller: Caller, tmp_path: Path):
     await caller.staged()
-    (item,) = await taken(client)
+    (item,) = await all_items(client)
     assert isinstance(item, FileItem)
 
     await item.ack()
@@ -126,11 +120,11 @@ async def test_an_acknowledged_file_waits_no_more(
         await item.save(tmp_path)
 
 
-async def test_a_file_larger_than_wanted_is_not_fetched(
+async def test_a_file_above_max_bytes_is_not_fetched(
     client: AsyncClient, caller: Caller, tmp_path: Path
 ):
     await caller.staged(Part(b"12345"))
-    (item,) = await taken(client)
+    (item,) = await all_items(client)
     assert isinstance(item, FileItem)
 
     with pytest.raises(FileTooLarge):
@@ -139,11 +133,11 @@ async def test_a_file_larger_than_wanted_is_not_fetched(
     assert not (tmp_path / "in").exists()
 
 
-# Where it begins and ends
+# Start and end
 
 
-async def test_what_was_not_dealt_with_comes_again(client: AsyncClient, caller: Caller):
-    """A program that crashes over an item sees it the next time."""
+async def test_an_item_that_was_not_handled_comes_again(client: AsyncClient, caller: Caller):
+    """A program that crashes while handling an item gets it again."""
     await caller.staged(Part(), Part())
 
     async for item in client.inbox():
@@ -153,7 +147,7 @@ async def test_what_was_not_dealt_with_comes_again(client: AsyncClient, caller: 
     assert await seqs(client) == [1, 2]
 
 
-async def test_what_was_dealt_with_does_not(client: AsyncClient, caller: Caller):
+async def test_handled_items_do_not_come_again(client: AsyncClient, caller: Caller):
     await caller.staged(Part(), Part())
 
     assert await seqs(client) == [1, 2]
@@ -162,14 +156,14 @@ async def test_what_was_dealt_with_does_not(client: AsyncClient, caller: Caller)
     assert await seqs(client) == []
 
 
-async def test_a_new_inbox_begins_at_the_mark(client: AsyncClient, caller: Caller):
+async def test_a_new_inbox_starts_after_the_acknowledged_row(client: AsyncClient, caller: Caller):
     await caller.staged(*[Part()] * 3)
     await client.acknowledge_feed(2)
 
     assert await seqs(client) == [3]
 
 
-async def test_a_message_can_move_the_mark_itself(client: AsyncClient, caller: Caller):
+async def test_a_message_can_be_acknowledged_explicitly(client: AsyncClient, caller: Caller):
     await write(caller, "one")
     await write(caller, "two")
 
@@ -180,7 +174,9 @@ async def test_a_message_can_move_the_mark_itself(client: AsyncClient, caller: C
     assert (await client.feed()).acked_seq == 1
 
 
-async def test_a_cursor_of_ones_own_counts_more_than_the_mark(client: AsyncClient, caller: Caller):
+async def test_a_given_cursor_takes_precedence_over_the_acknowledged_row(
+    client: AsyncClient, caller: Caller
+):
     await caller.staged(*[Part()] * 4)
     await client.acknowledge_feed(4)
     inbox = client.inbox(Cursor(1), once=True)
@@ -192,10 +188,10 @@ async def test_a_cursor_of_ones_own_counts_more_than_the_mark(client: AsyncClien
     assert inbox.missed == 0
 
 
-async def test_reading_begins_no_mark_before_something_was_dealt_with(
+async def test_nothing_is_acknowledged_before_an_item_was_handled(
     client: AsyncClient, caller: Caller
 ):
-    """A cursor that somebody else gave is their word, not ours."""
+    """A given cursor does not mean that this program handled the rows before it."""
     await caller.staged()
 
     assert await seqs(client, Cursor(1)) == []
@@ -203,8 +199,10 @@ async def test_reading_begins_no_mark_before_something_was_dealt_with(
     assert (await client.feed()).acked_seq == 0
 
 
-async def test_once_ends_where_the_feed_ended_when_it_began(client: AsyncClient, caller: Caller):
-    """A sender that is faster than the reader must not keep it for ever."""
+async def test_once_ends_at_the_row_that_was_newest_at_the_start(
+    client: AsyncClient, caller: Caller
+):
+    """A sender that is faster than the reader must not keep it running for ever."""
     assert await seqs(client) == []
     await caller.staged(Part(), Part())
 
@@ -216,7 +214,7 @@ async def test_once_ends_where_the_feed_ended_when_it_began(client: AsyncClient,
     assert got == [1, 2]
 
 
-async def test_an_inbox_waits_for_what_is_to_come(client: AsyncClient, caller: Caller):
+async def test_an_inbox_waits_for_new_items(client: AsyncClient, caller: Caller):
     items = aiter(client.inbox())
     waiting = asyncio.ensure_future(anext(items))
 
@@ -227,10 +225,8 @@ async def test_an_inbox_waits_for_what_is_to_come(client: AsyncClient, caller: C
     assert item.name == "late"
 
 
-async def test_items_that_are_not_consumed_come_again_from_the_same_inbox(
-    client: AsyncClient, caller: Caller
-):
-    """For those who take pages: a failure in the middle loses nothing."""
+async def test_a_page_is_repeated_until_its_items_are_consumed(client: AsyncClient, caller: Caller):
+    """A failure in the middle of a page loses nothing."""
     await caller.staged(*[Part()] * 3)
     inbox = client.inbox()
 
@@ -242,7 +238,7 @@ async def test_items_that_are_not_consumed_come_again_from_the_same_inbox(
     assert [item.seq for item in second] == [2, 3]
 
 
-# What a row announces
+# Rows that announce files
 
 
 def row(body: Any, method: str = "chat_upload_receive") -> wire.ActivityRow:
@@ -281,7 +277,7 @@ FILE = {"file_id": NOBODY, "name": "a.txt", "size": 3, "mimeType": "text/plain"}
         ("\u202egnp.exe", "_gnp.exe"),
     ],
 )
-def test_a_name_that_a_server_invents_stays_in_the_folder(name: str, cleaned: str):
+def test_announced_names_are_cleaned(name: str, cleaned: str):
     file = announced(row(FILE | {"name": name}))
 
     assert file is not None
@@ -305,28 +301,28 @@ def test_a_name_that_a_server_invents_stays_in_the_folder(name: str, cleaned: st
         msgspec.Raw(b'{"file_id": "\xff"}'),
     ],
 )
-def test_a_row_that_announces_nothing_sensible_is_a_message(body: Any):
-    """It is shown, and does not stop the feed."""
+def test_an_invalid_announcement_is_a_message(body: Any):
+    """It is displayed, and does not stop the feed."""
     assert announced(row(body)) is None
 
 
-def test_an_announcement_without_a_type_is_one():
+def test_an_announcement_needs_no_type():
     file = announced(row({key: FILE[key] for key in ("file_id", "name", "size")}))
 
     assert file is not None
     assert file.mimetype == ""
 
 
-def test_a_message_that_looks_like_a_file_is_a_message():
+def test_only_the_upload_method_announces_a_file():
     assert announced(row(FILE, method="message/send")) is None
 
 
 async def test_another_workspace_cannot_announce_a_file(client: AsyncClient, caller: Caller):
-    """It can send a message of that name; who fetched what that names would be led by strangers."""
+    """It can send a message with the same method; fetching it would let strangers choose files."""
     stranger = await registered(caller.site)
     forged = {"method": "chat_upload_receive", "file_id": NOBODY, "name": "x", "size": 1}
     assert (await stranger.message(forged, to=caller)).status == 200
 
-    (item,) = await taken(client)
+    (item,) = await all_items(client)
 
     assert isinstance(item, MessageItem)

@@ -1,4 +1,4 @@
-"""Messages name files by where the server keeps them; the workspace has them elsewhere."""
+"""File URIs in messages: from the place on the server to the place in the workspace."""
 
 import copy
 from collections.abc import Callable
@@ -31,8 +31,8 @@ SHAPES: dict[str, Callable[[list[Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_known_files_are_renamed_in_each_shape(shape: Callable[[list[Any]], dict[str, Any]]):
-    """And nothing else of the message changes."""
+def test_known_uris_are_rewritten_in_each_shape(shape: Callable[[list[Any]], dict[str, Any]]):
+    """Nothing else in the message changes."""
     text = {"kind": "text", "text": PENDING}
     body = shape([text, part(PENDING), part("platform-pending:other"), part(PENDING)])
 
@@ -54,8 +54,8 @@ def test_a_message_with_all_shapes_is_rewritten_in_all():
     assert [place["parts"][0]["file"]["uri"] for place in places] == list(PLACES.values()) * 3
 
 
-def test_the_original_stays_as_it_is():
-    """Whoever kept the message must not find it changed."""
+def test_the_original_is_not_modified():
+    """The caller may still use it."""
     body = {"params": {"message": {"parts": [part(PENDING)]}}}
     before = copy.deepcopy(body)
 
@@ -64,8 +64,8 @@ def test_the_original_stays_as_it_is():
     assert body == before
 
 
-def test_parts_elsewhere_are_not_looked_at():
-    """The protocol names three places; a lookalike deeper down is somebody's data."""
+def test_parts_elsewhere_are_ignored():
+    """The protocol defines three places; anything deeper is user data."""
     body = {"result": {"parts": [part(PENDING)]}, "params": {"other": {"parts": [part(PENDING)]}}}
 
     assert rewritten(body, KNOWN) == body
@@ -88,8 +88,8 @@ def test_parts_elsewhere_are_not_looked_at():
     ],
     ids=str,
 )
-def test_junk_stays_as_it_is(body: Any):
-    """Anybody may send a message; none may stop the ones behind it."""
+def test_invalid_messages_are_not_changed(body: Any):
+    """An invalid message must not block the ones behind it."""
     assert rewritten(body, lambda _: "workspace:/x") == body
     assert isinstance(text_of(body), str)
 
@@ -110,7 +110,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_no_message_breaks_the_reader(body: Any):
+def test_any_json_can_be_rewritten_and_displayed(body: Any):
     before = copy.deepcopy(body)
 
     assert rewritten(body, lambda _: None) == before
@@ -120,7 +120,7 @@ def test_no_message_breaks_the_reader(body: Any):
 
 
 @given(st.lists(st.sampled_from([PENDING, "platform-pending:x", "https://example.org"])))
-def test_rewriting_twice_changes_no_more(uris: list[str]):
+def test_rewriting_is_idempotent(uris: list[str]):
     body = {"parts": [part(uri) for uri in uris]}
 
     once = rewritten(body, KNOWN)
@@ -128,10 +128,10 @@ def test_rewriting_twice_changes_no_more(uris: list[str]):
     assert rewritten(once, KNOWN) == once
 
 
-# Which file a URI names
+# URIs of pending files
 
 
-def test_a_pending_uri_names_its_file():
+def test_a_pending_uri_refers_to_its_file():
     assert pending_file(PENDING, WORKSPACE) == FILE
     assert pending_file(PENDING.upper().replace("PLATFORM-PENDING", "platform-pending"), WORKSPACE)
 
@@ -154,16 +154,16 @@ def test_a_pending_uri_names_its_file():
         f" {PENDING}",
     ],
 )
-def test_other_uris_name_none(uri: str):
+def test_other_uris_refer_to_no_file(uri: str):
     assert pending_file(uri, WORKSPACE) is None
 
 
-def test_the_file_of_another_workspace_is_not_ours():
-    """Its id may be in our journal only by a lie."""
+def test_a_uri_of_another_workspace_is_ignored():
+    """A sender could combine another workspace with one of our file ids."""
     assert pending_file(PENDING, WorkspaceId(uuid4())) is None
 
 
-# For people
+# Display
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_the_file_of_another_workspace_is_not_ours():
     ],
 )
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_words_of_a_message(
+def test_the_text_of_a_message(
     shape: Callable[[list[Any]], dict[str, Any]], parts: list[Any], text: str
 ):
     assert text_of(shape(parts)) == text

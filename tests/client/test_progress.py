@@ -1,4 +1,4 @@
-"""What a workspace remembers of what it received, through crashes, damage and full disks."""
+"""The record of received files survives crashes, damage and full disks."""
 
 import signal
 import sqlite3
@@ -11,7 +11,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from restante.client import progress as module
 from restante.client.calls import Cursor
 from restante.client.progress import Progress, Received, State
 from restante.errors import FolderFull, FolderInUse, FolderUnusable
@@ -19,7 +18,7 @@ from restante.ids import ActivityId, FileId
 
 ROW = ActivityId(UUID("01234567-89ab-cdef-0123-456789abcdef"))
 
-# Another process: opens the file, says so, and then writes for ever, saying each number it wrote.
+# Another process: opens the database, prints "open", then writes and prints numbers until killed.
 WRITER = """
 import sys
 from pathlib import Path
@@ -33,7 +32,7 @@ number = progress.cursor().seq if progress.cursor() else 0
 while sys.argv[2] == "write":
     number += 1
     for state in State:
-        progress.note(UUID(int=number), f"name {number}", state)
+        progress.record(UUID(int=number), f"name {number}", state)
     progress.keep_cursor(Cursor(number, UUID(int=number)))
     print(number, flush=True)
 sys.stdin.read()
@@ -54,13 +53,20 @@ def progress(path: Path) -> Iterator[Progress]:
     progress.close()
 
 
+@pytest.fixture
+def small(path: Path) -> Iterator[Progress]:
+    """A database that remembers three files."""
+    with closing(Progress.open(path, max_files=3)) as progress:
+        yield progress
+
+
 def reopened(path: Path, progress: Progress) -> Progress:
     progress.close()
     return Progress.open(path)
 
 
 def other_process(path: Path, task: str) -> "subprocess.Popen[str]":
-    """One that has the file open."""
+    """A process that has the database open."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path), task],
         stdin=subprocess.PIPE,
@@ -78,16 +84,16 @@ def kill(process: "subprocess.Popen[str]") -> None:
         assert process.wait() == -signal.SIGKILL
 
 
-# What is remembered
+# Records
 
 
-def test_at_first_nothing_is_known(progress: Progress):
+def test_a_new_database_is_empty(progress: Progress):
     assert progress.cursor() is None
     assert progress.received(FileId(uuid4())) is None
 
 
 @pytest.mark.parametrize("cursor", [Cursor(), Cursor(7), Cursor(7, ROW), Cursor(2**63 - 1, ROW)])
-def test_the_cursor_is_there_the_next_time(path: Path, progress: Progress, cursor: Cursor):
+def test_the_cursor_is_stored(path: Path, progress: Progress, cursor: Cursor):
     progress.keep_cursor(Cursor(3, ROW))
     progress.keep_cursor(cursor)
 
@@ -97,10 +103,10 @@ def test_the_cursor_is_there_the_next_time(path: Path, progress: Progress, curso
     again.close()
 
 
-def test_a_file_is_known_by_its_last_state(path: Path, progress: Progress):
+def test_the_last_state_of_a_file_is_stored(path: Path, progress: Progress):
     file_id = FileId(uuid4())
     for state in State:
-        progress.note(file_id, "a.txt", state)
+        progress.record(file_id, "a.txt", state)
 
     again = reopened(path, progress)
 
@@ -108,69 +114,59 @@ def test_a_file_is_known_by_its_last_state(path: Path, progress: Progress):
     again.close()
 
 
-def test_a_file_that_comes_again_has_its_new_name(progress: Progress):
-    """It was reopened at the server, after its owner had moved the first away."""
+def test_a_file_that_is_received_again_gets_its_new_name(progress: Progress):
+    """It was reopened on the server after its owner had moved the first copy away."""
     file_id = FileId(uuid4())
-    progress.note(file_id, "first", State.ACKED)
+    progress.record(file_id, "first", State.ACKED)
 
-    progress.note(file_id, "second", State.PLACING)
+    progress.record(file_id, "second", State.PLACING)
 
     assert progress.received(file_id) == Received("second", State.PLACING)
 
 
-def test_only_the_newest_files_are_remembered(
-    progress: Progress, path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A folder that has received millions stays small."""
-    monkeypatch.setattr(module, "REMEMBERED_FILES", 5)
+def test_only_the_newest_files_are_remembered(small: Progress):
+    """The database of a folder that received millions of files stays small."""
     files = [FileId(uuid4()) for _ in range(20)]
     for file_id in files:
-        progress.note(file_id, "a", State.PLACING)
-        progress.note(file_id, "a", State.ACKED)
+        small.record(file_id, "a", State.PLACING)
+        small.record(file_id, "a", State.ACKED)
 
-    known = [file_id for file_id in files if progress.received(file_id)]
+    known = [file_id for file_id in files if small.received(file_id)]
 
-    assert known == files[-5:]
+    assert known == files[-3:]
 
 
-def test_an_old_file_that_comes_again_is_not_forgotten_at_once(
-    progress: Progress, monkeypatch: pytest.MonkeyPatch
-):
-    """What is being placed must be known after a crash."""
-    monkeypatch.setattr(module, "REMEMBERED_FILES", 3)
+def test_an_old_file_that_is_received_again_is_not_forgotten_at_once(small: Progress):
+    """A file that is being placed must be known after a crash."""
     files = [FileId(uuid4()) for _ in range(3)]
     for file_id in (*files, files[0]):
-        progress.note(file_id, "a", State.PLACING)
+        small.record(file_id, "a", State.PLACING)
 
-    assert all(progress.received(file_id) for file_id in files)
+    assert all(small.received(file_id) for file_id in files)
 
 
-def test_what_is_unfinished_is_never_forgotten_and_has_an_end(
-    progress: Progress, monkeypatch: pytest.MonkeyPatch
-):
-    """Forgotten, it would come again under another name, with every look."""
-    monkeypatch.setattr(module, "REMEMBERED_FILES", 3)
+def test_unacknowledged_files_are_never_forgotten_and_are_bounded(small: Progress):
+    """A forgotten one would be fetched again under another name, on every pass."""
     stuck = [FileId(uuid4()) for _ in range(3)]
     for file_id in stuck:
-        progress.check_room()
-        progress.note(file_id, "a", State.PLACING)
+        small.check_room()
+        small.record(file_id, "a", State.PLACING)
     for _ in range(10):
-        done = FileId(uuid4())
-        progress.note(done, "a", State.ACKED)
+        small.record(FileId(uuid4()), "a", State.ACKED)
 
     with pytest.raises(FolderFull, match="command"):
-        progress.check_room()
+        small.check_room()
 
-    assert all(progress.received(file_id) for file_id in stuck)
-    progress.note(stuck[0], "a", State.ACKED)
-    progress.check_room()
-
-
-# One at a time
+    assert all(small.received(file_id) for file_id in stuck)
+    small.record(stuck[0], "a", State.ACKED)
+    small.check_room()
 
 
-def test_one_process_has_it_at_a_time(path: Path):
-    """Two that receive into one folder would each fetch everything."""
+# Locking
+
+
+def test_only_one_process_can_open_it(path: Path):
+    """Two processes with one folder would both fetch every file."""
     other = other_process(path, "hold")
 
     with pytest.raises(FolderInUse, match=str(path.parent.parent.parent)):
@@ -180,7 +176,7 @@ def test_one_process_has_it_at_a_time(path: Path):
     Progress.open(path).close()
 
 
-def test_it_is_free_once_it_is_closed(path: Path, progress: Progress):
+def test_closing_releases_the_lock(path: Path, progress: Progress):
     progress.close()
     other = other_process(path, "hold")
     kill(other)
@@ -189,8 +185,8 @@ def test_it_is_free_once_it_is_closed(path: Path, progress: Progress):
 # Crashes and damage
 
 
-def test_what_was_noted_survives_kill_9(path: Path):
-    """Five times in a row, in the middle of writing."""
+def test_records_survive_kill_9(path: Path):
+    """Five times in a row, while it writes."""
     for lines in (1, 2, 3, 5, 8):
         other = other_process(path, "write")
         assert other.stdout is not None
@@ -208,7 +204,7 @@ def test_what_was_noted_survives_kill_9(path: Path):
         progress.close()
 
 
-def test_a_file_that_is_none_of_ours_is_a_sentence_that_says_what_to_do(path: Path):
+def test_a_file_that_is_not_a_database_is_reported(path: Path):
     path.write_bytes(b"not a database, and long enough to be one" * 100)
 
     with pytest.raises(FolderUnusable, match="move it away") as caught:
@@ -217,7 +213,7 @@ def test_a_file_that_is_none_of_ours_is_a_sentence_that_says_what_to_do(path: Pa
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_lost_its_end_is_one_too(path: Path, progress: Progress):
+def test_a_truncated_database_is_reported(path: Path, progress: Progress):
     progress.keep_cursor(Cursor(1, ROW))
     progress.close()
     path.write_bytes(path.read_bytes()[:-4096])
@@ -235,11 +231,11 @@ def _read_all(path: Path, file_id: FileId) -> None:
 @pytest.mark.parametrize(
     "damage", ["update cursor set id = 'no uuid'", "update files set state = 'lost'"]
 )
-def test_a_row_that_makes_no_sense_is_one_too(path: Path, progress: Progress, damage: str):
-    """A flipped bit need not look like damage to the database."""
+def test_an_invalid_row_is_reported(path: Path, progress: Progress, damage: str):
+    """SQLite does not detect every flipped bit."""
     file_id = FileId(uuid4())
     progress.keep_cursor(Cursor(1, ROW))
-    progress.note(file_id, "a", State.ACKED)
+    progress.record(file_id, "a", State.ACKED)
     progress.close()
     connection = sqlite3.connect(path)
     with connection:
@@ -258,27 +254,27 @@ def test_a_damaged_file_can_be_moved_away(path: Path):
     assert Progress.open(path).cursor() is None
 
 
-def test_a_place_where_nothing_can_be_is_a_sentence(tmp_path: Path):
+def test_a_missing_directory_is_reported(tmp_path: Path):
     with pytest.raises(FolderUnusable):
         Progress.open(tmp_path / "missing" / "progress.sqlite")
 
 
-def test_a_full_disk_is_told_apart_and_borne(small_disk: Path):
-    """Nothing is half noted, and it goes on when there is room."""
-    noted: list[FileId] = []
+def test_a_full_disk_is_reported_and_loses_nothing(small_disk: Path):
+    """No record is half written, and writing works again once there is space."""
+    recorded: list[FileId] = []
 
-    def note(count: int) -> None:
+    def record(count: int) -> None:
         for _ in range(count):
             file_id = FileId(uuid4())
-            progress.note(file_id, "x" * 200, State.PLACING)
-            noted.append(file_id)
+            progress.record(file_id, "x" * 200, State.PLACING)
+            recorded.append(file_id)
 
     with closing(Progress.open(small_disk / "progress.sqlite")) as progress:
         (small_disk / "filler").write_bytes(bytes(128 * 1024))
         with pytest.raises(FolderFull, match="free some space"):
-            note(10_000)
+            record(10_000)
         (small_disk / "filler").unlink()
-        note(1)
+        record(1)
 
-        assert len(noted) > 1
-        assert all(progress.received(file_id) for file_id in noted)
+        assert len(recorded) > 1
+        assert all(progress.received(file_id) for file_id in recorded)

@@ -1,4 +1,4 @@
-"""What a server refuses becomes the class of its code, whatever else the answer holds."""
+"""The code of a refusal selects the error class, whatever else the answer contains."""
 
 from typing import Any
 
@@ -23,24 +23,26 @@ from restante.http.problems import STATUS
 
 
 def refusal(status: int, said: Any, **headers: str) -> RestanteError:
-    """What comes of an answer; a header's name is written with _ for -."""
+    """The error of an answer; header names are written with _ for -."""
     named = {name.replace("_", "-").lower(): value for name, value in headers.items()}
     body = said if isinstance(said, bytes) else msgspec.json.encode(said)
     with pytest.raises(RestanteError) as caught:
-        calls.refuse(Reply(status, named, body))
+        calls.raise_for_status(Reply(status, named, body))
     return caught.value
 
 
 @pytest.mark.parametrize(("error", "status"), STATUS.items(), ids=str)
-def test_every_refusal_of_the_server_has_its_class_here(error: type[RestanteError], status: int):
-    """Programs catch the same classes on both sides."""
+def test_every_error_of_the_server_is_raised_as_the_same_class(
+    error: type[RestanteError], status: int
+):
+    """Both sides share the classes of restante.errors."""
     got = refusal(status, {"error": "It did not work.", "code": error.code})
 
     assert type(got) is error
     assert str(got) == "It did not work."
 
 
-def test_the_fields_of_a_refusal_are_its_facts():
+def test_extra_fields_become_facts():
     said = {"error": "Too large.", "code": "file_too_large", "filename": "a", "size": 3, "max": 2}
 
     got = refusal(413, said)
@@ -50,8 +52,8 @@ def test_the_fields_of_a_refusal_are_its_facts():
 
 
 @pytest.mark.parametrize("status", [200, 206])
-def test_success_is_not_refused(status: int):
-    calls.refuse(Reply(status, {}, b"whatever"))
+def test_a_success_raises_nothing(status: int):
+    calls.raise_for_status(Reply(status, {}, b"whatever"))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_success_is_not_refused(status: int):
     ],
     ids=["self", "nested", "odd names", "huge", "ours"],
 )
-def test_hostile_fields_do_no_harm(said: dict[str, Any]):
+def test_hostile_fields_are_ignored(said: dict[str, Any]):
     got = refusal(404, said)
 
     assert isinstance(got, UploadGone)
@@ -73,8 +75,8 @@ def test_hostile_fields_do_no_harm(said: dict[str, Any]):
     assert all(isinstance(fact, str | int | float) for fact in got.facts.values())
 
 
-def test_a_code_of_a_later_release_is_kept_with_its_status():
-    """A program may know more codes than its client."""
+def test_an_unknown_code_is_kept_with_its_status():
+    """A newer server may have codes that this client does not know."""
     got = refusal(418, {"error": "Short and stout.", "code": "teapot", "handle": 1})
 
     assert isinstance(got, ServerRefused)
@@ -99,8 +101,8 @@ def test_a_code_of_a_later_release_is_kept_with_its_status():
     ],
     ids=lambda said: str(said)[:40],
 )
-def test_a_refusal_without_a_sentence_says_its_number(said: Any):
-    """A gateway in between has its own pages."""
+def test_a_refusal_without_a_message_reports_its_status(said: Any):
+    """A gateway answers with pages of its own."""
     got = refusal(502, said)
 
     assert isinstance(got, ServerRefused)
@@ -108,8 +110,8 @@ def test_a_refusal_without_a_sentence_says_its_number(said: Any):
     assert got.facts["status"] == 502
 
 
-def test_the_codes_of_this_side_cannot_be_feigned_to_be_sent_twice():
-    """`retry_after` and `status` are ours, whatever the body says."""
+def test_the_body_cannot_overwrite_the_status():
+    """The status decides whether a request is retried."""
     got = refusal(400, {"error": "No.", "code": "?", "status": 503, "refused_as": "x"})
 
     assert got.facts["status"] == 400
@@ -117,7 +119,7 @@ def test_the_codes_of_this_side_cannot_be_feigned_to_be_sent_twice():
 
 
 @pytest.mark.parametrize("code", ["folder_full", "command_failed", "server_unreachable"])
-def test_a_server_cannot_claim_what_only_this_side_knows(code: str):
+def test_client_side_codes_from_a_server_are_not_believed(code: str):
     assert type(refusal(404, {"error": "Your disk is full.", "code": code})) is ServerRefused
 
 
@@ -134,14 +136,14 @@ def test_a_server_cannot_claim_what_only_this_side_knows(code: str):
         ("9" * 40, 0),
     ],
 )
-def test_retry_after_is_a_number_of_seconds_or_nothing(text: str, seconds: int):
+def test_retry_after_is_a_number_of_seconds_or_ignored(text: str, seconds: int):
     got = refusal(429, {"error": "Full.", "code": "workspace_full"}, Retry_After=text)
 
     assert isinstance(got, WorkspaceFull)
     assert got.facts["retry_after"] == seconds
 
 
-def test_a_cursor_that_is_gone_says_what_is_left():
+def test_cursor_gone_carries_the_bounds_of_the_feed():
     said = {"error": "since_id.", "code": "cursor_gone", "lowest_seq": 5, "latest_seq": 9}
 
     got = refusal(410, said)
@@ -151,21 +153,21 @@ def test_a_cursor_that_is_gone_says_what_is_left():
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 307, 308])
-def test_redirects_are_named_and_not_followed(status: int):
-    """The other server would get the token."""
+def test_redirects_are_reported_and_not_followed(status: int):
+    """The token must not go to another server."""
     got = refusal(status, b"", Location="https://elsewhere.invalid/")
 
     assert isinstance(got, AnswerInvalid)
     assert "https://elsewhere.invalid/" in str(got)
 
 
-def test_a_redirect_to_nowhere_is_one_all_the_same():
+def test_a_redirect_without_a_location_is_refused():
     assert isinstance(refusal(302, b""), AnswerInvalid)
 
 
 @pytest.mark.parametrize("place", ["error", "location"])
-def test_what_a_server_says_cannot_steer_a_terminal(place: str):
-    """Its sentences are printed."""
+def test_control_characters_are_removed_from_messages(place: str):
+    """Messages are printed to terminals."""
     evil = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31mred\u202e\u2028" + "x" * 10_000
 
     got = (
@@ -179,14 +181,14 @@ def test_what_a_server_says_cannot_steer_a_terminal(place: str):
 
 
 @given(st.dictionaries(st.text(), st.text() | st.integers() | st.floats() | st.booleans()))
-def test_any_fields_make_a_refusal(fields: dict[str, Any]):
+def test_any_fields_can_be_parsed(fields: dict[str, Any]):
     got = refusal(404, {**fields, "code": "upload_gone", "error": "Gone."})
 
     assert isinstance(got, UploadGone)
 
 
-def test_every_error_has_a_code_of_its_own():
-    """A code that two classes share would be raised as the wrong one."""
+def test_codes_are_unique():
+    """A shared code would be raised as the wrong class."""
     classes = [
         item
         for item in vars(errors).values()

@@ -54,7 +54,7 @@ async def test_a_token_does_not_follow_a_redirect(status: int, use: Use):
     assert elsewhere.asked == []
 
 
-async def test_a_token_is_sent_as_it_is_and_cookies_are_not_kept():
+async def test_the_token_is_sent_and_cookies_are_not_stored():
     async with talking_to(lambda _: http(200, {"status": "ok"}, Set_Cookie="a=b")) as (
         other,
         client,
@@ -66,17 +66,17 @@ async def test_a_token_is_sent_as_it_is_and_cookies_are_not_kept():
     assert all("Cookie" not in asked.headers for asked in other.asked)
 
 
-async def test_a_registration_does_not_carry_another_workspaces_token():
+async def test_a_registration_does_not_send_the_token_of_a_workspace():
     answer = {"status": "registered", "delivery_mode": "poll", "auth_token": "new"}
 
     async with talking_to(lambda _: http(200, answer)) as (other, client):
         await client.register("a")
-        await client.register("b", registration_token="way-in")
+        await client.register("b", registration_token="secret")
 
-    assert [asked.headers.get("Authorization") for asked in other.asked] == [None, "Bearer way-in"]
+    assert [asked.headers.get("Authorization") for asked in other.asked] == [None, "Bearer secret"]
 
 
-async def test_a_registration_without_a_token_is_none():
+async def test_a_registration_without_a_token_is_refused():
     async with talking_to(
         lambda _: http(200, {"status": "registered", "delivery_mode": "poll"})
     ) as (_, client):
@@ -88,8 +88,8 @@ async def test_a_registration_without_a_token_is_none():
 
 
 @pytest.mark.parametrize("token", ["two\nlines", "a\r\nX-Evil: 1", "nul\0", "half\ud800"])
-async def test_a_token_that_is_none_is_not_sent(token: str):
-    """Often it was read from a file with the line's end."""
+async def test_an_invalid_token_is_not_sent(token: str):
+    """Often it was read from a file together with the line break."""
     async with (
         impostor(lambda _: OK) as other,
         AsyncClient(other.url, token=token, workspace_id=uuid4()) as client,
@@ -100,9 +100,7 @@ async def test_a_token_that_is_none_is_not_sent(token: str):
     assert other.asked == []
 
 
-async def test_the_netrc_does_not_speak_in_the_tokens_place(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+async def test_a_netrc_does_not_replace_the_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "netrc").write_text("default login somebody password else\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
@@ -121,7 +119,7 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
     assert proxy.asked[0].target == "http://restante.invalid:8080/registry/heartbeat"
 
 
-async def test_a_server_below_a_path_is_asked_there():
+async def test_a_server_can_have_a_path_prefix():
     async with (
         impostor(lambda _: OK) as other,
         AsyncClient(other.url + "/behind/", workspace_id=uuid4()) as client,

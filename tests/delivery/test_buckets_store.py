@@ -32,9 +32,7 @@ async def connection(db: Database, connections: Any) -> Any:
 
 
 async def live_files(connection: Connection, *, limit: int = 100) -> LiveFiles:
-    found = await buckets.live_in(
-        connection, [SPAN], acked_before=NOW - HOUR, now=NOW, limit=limit
-    )
+    found = await buckets.live_in(connection, [SPAN], acked_before=NOW - HOUR, now=NOW, limit=limit)
     return found.get(1, NO_FILES)
 
 

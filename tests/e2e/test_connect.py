@@ -1,9 +1,9 @@
 """
-A file that the server accepted arrives once, whatever breaks on its way.
+A file that the server accepted arrives exactly once, whatever fails on the way.
 
-Each instant at which a crash could cost or double a file is reached on purpose: a proxy holds a
-request or its answer back while `restante connect` is killed, or the state in which a crash leaves
-the folder is made by hand.
+Each test creates one moment at which a crash could lose or duplicate a file.  A proxy holds back a
+request or its answer while `restante connect` is killed, or the test creates the state that a crash
+leaves in the folder.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ def ana(tmp_path: Path, proxy: Proxy) -> Iterator[Connect]:
 
 
 def contents(proxy: Proxy) -> list[Request]:
-    """The requests for the bytes of a file."""
+    """The download requests."""
     return [request for request in proxy.requests if request.path.endswith("/content")]
 
 
 def assert_arrived_once(office: Office, at: Connect, *files: Bytes) -> None:
-    """Each is there once with its bytes and nothing else is, and the server knows."""
+    """Each file exists once with its content, nothing else exists, and nothing is pending."""
     office.until_nothing_waits(at)
-    wait_until(lambda: not at.partials(), seconds=10, what="an end of all partial files")
+    wait_until(lambda: not at.partials(), seconds=10, what="removing the partial files")
     assert at.names() == sorted(file.name for file in files)
     for file in files:
         found = at.path_of(file.name)
@@ -93,10 +93,10 @@ def test_a_file_whose_ack_was_not_answered_is_not_placed_again(
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_a_file_that_was_taken_away_before_its_ack_does_not_come_back(
+def test_a_file_that_was_moved_away_before_its_ack_does_not_come_back(
     office: Office, proxy: Proxy, ana: Connect, *, answers: bool
 ):
-    """Whoever watches the folder may be faster than the network."""
+    """A program that watches the folder may be faster than the network."""
     hold = proxy.hold("POST", ACKS, answers=answers)
     office.send(ana, LETTER)
     hold.until_reached()
@@ -114,7 +114,7 @@ def test_a_file_that_was_taken_away_before_its_ack_does_not_come_back(
 def test_a_file_that_has_its_name_reserved_is_placed_without_another_fetch(
     office: Office, proxy: Proxy, ana: Connect
 ):
-    """Without its directory it cannot be placed: the crash falls between the note and the name."""
+    """A crash between recording the name and placing; the missing directory makes placing fail."""
     ana.uploads.rmdir()
     office.send(ana, LETTER)
     ana.until_said("chat-uploads/")
@@ -130,7 +130,7 @@ def test_a_file_that_has_its_name_reserved_is_placed_without_another_fetch(
 def test_a_file_with_both_its_names_appears_once(
     office: Office, proxy: Proxy, ana: Connect, *, is_taken: bool
 ):
-    """The crash falls between giving it its name and removing the other one."""
+    """A crash between link and unlink."""
     hold = proxy.hold("POST", ACKS)
     (file_id,) = office.send(ana, LETTER)
     hold.until_reached()
@@ -147,10 +147,10 @@ def test_a_file_with_both_its_names_appears_once(
     assert len(contents(proxy)) == 1
 
 
-def test_a_whole_file_that_was_not_noted_is_checked_again_and_not_sent_again(
+def test_a_complete_file_that_was_not_recorded_is_verified_and_not_sent_again(
     office: Office, proxy: Proxy, ana: Connect
 ):
-    """The crash falls between the last byte and the note; one byte is asked for, with the hash."""
+    """A crash between the last byte and the record; one byte is fetched, for the hash."""
     ana.kill()
     (file_id,) = office.send(ana, LETTER)
     ana.left_behind(file_id, LETTER.content)
@@ -163,8 +163,8 @@ def test_a_whole_file_that_was_not_noted_is_checked_again_and_not_sent_again(
     ]
 
 
-def test_bytes_that_a_crash_left_wrong_are_thrown_away(office: Office, proxy: Proxy, ana: Connect):
-    """A disk may keep the length of a file and lose what was in it."""
+def test_a_corrupt_partial_file_is_discarded(office: Office, proxy: Proxy, ana: Connect):
+    """After a power cut a file may have its length and lose its content."""
     ana.kill()
     (file_id,) = office.send(ana, LETTER)
     ana.left_behind(file_id, bytes(2 * MIB))
@@ -174,7 +174,7 @@ def test_bytes_that_a_crash_left_wrong_are_thrown_away(office: Office, proxy: Pr
     assert_arrived_once(office, ana, LETTER)
 
 
-def test_a_killed_download_goes_on_where_it_stopped(office: Office, proxy: Proxy, ana: Connect):
+def test_a_killed_download_is_resumed(office: Office, proxy: Proxy, ana: Connect):
     proxy.weather = stalled_files(2 * MIB)
     office.send(ana, LETTER)
     ana.until_arriving(2 * MIB)
@@ -190,10 +190,10 @@ def test_a_killed_download_goes_on_where_it_stopped(office: Office, proxy: Proxy
     ]
 
 
-def test_a_download_that_breaks_again_and_again_goes_on_where_it_stopped(
+def test_a_download_that_is_interrupted_repeatedly_is_resumed(
     office: Office, proxy: Proxy, ana: Connect
 ):
-    """Each try brings some bytes, so it comes to its end."""
+    """Each attempt receives some bytes, so it finishes."""
     proxy.weather = files_with(Fault(answer_bytes=MIB))
     office.send(ana, LETTER)
 
@@ -205,7 +205,7 @@ def test_a_download_that_breaks_again_and_again_goes_on_where_it_stopped(
     ]
 
 
-def test_it_waits_for_a_network_that_is_cut(office: Office, proxy: Proxy, ana: Connect):
+def test_it_reconnects_after_a_network_outage(office: Office, proxy: Proxy, ana: Connect):
     proxy.weather = stalled_files(MIB)
     office.send(ana, LETTER, NOTE)
     ana.until_arriving(MIB)
@@ -219,7 +219,7 @@ def test_it_waits_for_a_network_that_is_cut(office: Office, proxy: Proxy, ana: C
     assert_arrived_once(office, ana, LETTER, NOTE)
 
 
-def test_a_mark_that_was_never_set_is_set_later(office: Office, proxy: Proxy, ana: Connect):
+def test_a_feed_ack_that_was_lost_is_sent_later(office: Office, proxy: Proxy, ana: Connect):
     hold = proxy.hold("POST", "/activity/ack$")
     office.send(ana, NOTE)
     hold.until_reached()
@@ -230,14 +230,16 @@ def test_a_mark_that_was_never_set_is_set_later(office: Office, proxy: Proxy, an
     office.send(ana, LETTER)
 
     assert_arrived_once(office, ana, NOTE, LETTER)
-    wait_until(lambda: office.acked_seq(ana) == 2, seconds=10, what="the mark")
+    wait_until(lambda: office.acked_seq(ana) == 2, seconds=10, what="the feed ack")
 
 
-def test_a_lost_folder_starts_with_what_still_waits(office: Office, proxy: Proxy, ana: Connect):
-    """Without its progress a workspace begins at its mark, and the list of what waits has all."""
+def test_without_its_database_a_folder_receives_what_is_pending(
+    office: Office, proxy: Proxy, ana: Connect
+):
+    """It starts after the acknowledged row, and the list of pending uploads has the rest."""
     office.send(ana, NOTE)
     assert_arrived_once(office, ana, NOTE)
-    wait_until(lambda: office.acked_seq(ana) == 1, seconds=10, what="the mark")
+    wait_until(lambda: office.acked_seq(ana) == 1, seconds=10, what="the feed ack")
     ana.kill()
     for path in ana.arriving.parent.glob("progress.sqlite*"):
         path.unlink()
@@ -261,7 +263,7 @@ def test_memory_does_not_grow_with_the_number_of_files(office: Office, fast_disk
 
 
 def receive(office: Office, at: Connect, count: int) -> None:
-    """Let so many files arrive, most of them small."""
+    """Send files, most of them small, and wait for them."""
     for first in range(0, count, 50):
         sizes = [MIB if number % 25 == 0 else 1000 + number for number in range(50)]
         files = [Bytes(f"{first + n}.bin", bytes([n]) * size) for n, size in enumerate(sizes)]
@@ -271,14 +273,14 @@ def receive(office: Office, at: Connect, count: int) -> None:
 
 @pytest.fixture
 def fast_disk(tmp_path: Path) -> Iterator[Path]:
-    """A thousand files need many syncs, and how fast a disk is does not matter here."""
+    """A directory in memory: the speed of fsync does not matter here."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as name:
         yield Path(name)
 
 
-def test_many_files_of_one_page_and_more_arrive(office: Office, proxy: Proxy, ana: Connect):
-    """More than the server lists at once, acknowledged while the list is read."""
+def test_several_pages_of_pending_files_arrive(office: Office, proxy: Proxy, ana: Connect):
+    """They are acknowledged while the list is read."""
     ana.kill()
     for path in ana.arriving.parent.glob("progress.sqlite*"):
         path.unlink()

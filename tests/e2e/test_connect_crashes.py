@@ -1,9 +1,9 @@
 """
 Two workspaces receive while they are killed with -9, the network fails and the server crashes.
 
-Whatever chance brings, in the end every file that the server accepted is once in the folder of its
-workspace, byte for byte, and nothing waits any more.  A run kills a few times; where in the work of
-`restante connect` the kills fell is printed at the end of a long run.
+Faults are random.  In the end every file that the server accepted is in the folder of its workspace
+exactly once, byte for byte, and nothing is pending.  Each run kills a few times; a long run prints
+between which steps of `restante connect` the kills happened.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _RANDOM_BYTES = random.Random("Restante").randbytes(5 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A file that was sent; after a lost answer nobody knows whether it was accepted."""
+    """A file that was sent; after a lost answer it may or may not have been accepted."""
 
     to: Connect
     file: Bytes
@@ -50,7 +50,7 @@ class Sent:
 
 @dataclass(slots=True)
 class World:
-    """A server, a network, two workspaces; and where people put the files that they take."""
+    """A server, a network, two workspaces, and a directory for files that users move away."""
 
     server: Server
     office: Office
@@ -60,7 +60,7 @@ class World:
     sent: list[Sent] = field(default_factory=list[Sent])
 
     def send(self, chance: random.Random) -> None:
-        """A few files to each, in requests of one to three."""
+        """Send a few files to each workspace, in requests of one to three."""
         for to in self.workspaces:
             for _ in range(chance.randint(1, 3)):
                 files = [some_file(chance) for _ in range(chance.randint(1, 3))]
@@ -74,7 +74,7 @@ class World:
         return [Sent(to, file, is_confirmed=True) for file in files]
 
     def found(self, at: Connect) -> list[Path]:
-        """Every file that a workspace received, taken away or not."""
+        """Every file that a workspace received, moved away or not."""
         return [*at.uploads.iterdir(), *self.taken_from(at).iterdir()]
 
     def taken_from(self, at: Connect) -> Path:
@@ -110,7 +110,7 @@ def world(place: Path) -> Iterator[World]:
 
 
 def fast_disk() -> str | None:
-    """A killed process loses nothing that memory keeps, and hundreds of runs need no real disk."""
+    """A directory in memory: it survives kill -9, and hundreds of runs need no real disk."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -133,8 +133,8 @@ def test_every_accepted_file_arrives_once(world: World):
     print(seen, flush=True)
 
 
-def test_a_server_that_was_killed_is_waited_for(world: World):
-    """Each file stops in its middle, and goes on from there when the server is back."""
+def test_downloads_are_resumed_after_a_server_crash(world: World):
+    """Each file stalls in the middle, and continues there when the server is back."""
     ana, ben = world.workspaces
     letters = [Bytes(f"{workspace.root.name}.bin", _RANDOM_BYTES) for workspace in (ana, ben)]
     world.proxy.weather = stalled_files(MIB)
@@ -159,7 +159,7 @@ def test_a_server_that_was_killed_is_waited_for(world: World):
 
 
 def kill_now_and_then(world: World, chance: random.Random, seen: "Tally") -> None:
-    """Send, and kill a workspace while its files arrive; again and again."""
+    """Send files and kill a workspace while they arrive, several times."""
     with ThreadPoolExecutor(1) as sender:
         sending = [sender.submit(world.send, chance)]
         for _ in range(chance.randint(2, 4)):
@@ -177,12 +177,12 @@ def kill_now_and_then(world: World, chance: random.Random, seen: "Tally") -> Non
 
 
 def at_an_instant(chance: random.Random) -> None:
-    """The instant of the crash is what the run is about, so this once time may pass unasked."""
+    """Sleep for a random time: the moment of the crash is what this run varies."""
     time.sleep(chance.choice([0, 0, chance.uniform(0, 0.01), chance.uniform(0, 0.1)]))
 
 
 def some_outage(world: World, chance: random.Random, seen: "Tally") -> None:
-    """Sometimes the network is cut, or the server is killed, while the workspace is down."""
+    """Sometimes cut the network or kill the server while the workspace is down."""
     kind = chance.random()
     if kind < 0.05:
         world.server.kill()
@@ -200,7 +200,7 @@ def some_outage(world: World, chance: random.Random, seen: "Tally") -> None:
 
 @contextmanager
 def some_weather(world: World, chance: random.Random) -> Iterator[None]:
-    """Calm, slow, or a network that loses one request in ten."""
+    """A good network, a slow one, or one that loses one request in ten."""
     kind = chance.choice(["calm", "slow", "stormy"])
     own = random.Random(chance.random())
 
@@ -225,7 +225,7 @@ def some_weather(world: World, chance: random.Random) -> Iterator[None]:
 
 @contextmanager
 def some_taker(world: World, chance: random.Random) -> Iterator[None]:
-    """Sometimes a person, or a script, takes files away as soon as they appear."""
+    """Sometimes a script moves files away as soon as they appear."""
     stop = threading.Event()
 
     def take() -> None:
@@ -244,14 +244,14 @@ def some_taker(world: World, chance: random.Random) -> Iterator[None]:
 
 
 def soon(condition: Callable[[], bool]) -> None:
-    """Wait for something that may not come, because there is nothing left to do."""
+    """Wait a short time for something that may never happen."""
     give_up_at = time.monotonic() + LONGEST_WAIT_SECONDS
     while not condition() and time.monotonic() < give_up_at:
         time.sleep(0.0002)
 
 
 def at_any_time(_world: World, _victim: Connect) -> None:
-    """Wherever it is."""
+    """Kill at once."""
 
 
 def when_it_has_begun(_world: World, victim: Connect) -> None:
@@ -268,9 +268,9 @@ def when_a_file_appears(_world: World, victim: Connect) -> None:
 
 
 def when_a_file_is_acked(world: World, victim: Connect) -> None:
-    whose = str(victim.credentials.workspace_id)
-    before = acks(world, whose)
-    soon(lambda: acks(world, whose) > before)
+    workspace_id = str(victim.credentials.workspace_id)
+    before = acks(world, workspace_id)
+    soon(lambda: acks(world, workspace_id) > before)
 
 
 def when_it_says_received(_world: World, victim: Connect) -> None:
@@ -292,12 +292,14 @@ TRIGGERS: Sequence[Trigger] = [
 ]
 
 
-def acks(world: World, whose: str) -> int:
-    return sum(r.path.endswith("/ack") and whose in r.path for r in list(world.proxy.requests))
+def acks(world: World, workspace_id: str) -> int:
+    return sum(
+        r.path.endswith("/ack") and workspace_id in r.path for r in list(world.proxy.requests)
+    )
 
 
 def assert_each_once(world: World, at: Connect) -> None:
-    """The files of this workspace are there, and no other; what nobody knows of at most once."""
+    """Confirmed files exist once, unconfirmed ones at most once, and no others exist."""
     found = Counter(sent_name(path) for path in world.found(at))
     own = [sent for sent in world.sent if sent.to is at]
     confirmed = {sent.file.name for sent in own if sent.is_confirmed}
@@ -315,14 +317,14 @@ def sent_name(path: Path) -> str:
 
 
 def forget(world: World, at: Connect) -> None:
-    """Make room; a file that comes a second time would be one too many for the next run."""
+    """Delete the files, so that the next run detects one that arrives a second time."""
     for path in world.found(at):
         path.unlink()
     world.proxy.requests.clear()
 
 
 def state_of(killed: Connect) -> str:
-    """Between which two steps the kill fell."""
+    """Between which two steps the process was killed."""
     partials = {path.name.removesuffix(".part"): size_of(path) for path in killed.partials()}
     files, cursor = progress_of(killed)
     unacked = [(file, name) for file, name, state in files if state == "placing"]
@@ -337,7 +339,7 @@ def state_of(killed: Connect) -> str:
 
 
 def progress_of(killed: Connect) -> tuple[list[tuple[str, str, str]], int]:
-    """What it had noted, and its cursor; read from a copy, so that its own recovery is not ours."""
+    """Its records and cursor, read from a copy, so that the original is not recovered here."""
     with tempfile.TemporaryDirectory() as copy:
         for path in killed.arriving.parent.glob("progress.sqlite*"):
             shutil.copy(path, copy)
@@ -351,7 +353,7 @@ def progress_of(killed: Connect) -> tuple[list[tuple[str, str, str]], int]:
 
 
 class Tally:
-    """What chance has brought, for whoever reads the output of a long run."""
+    """Counts what happened, for the output of a long run."""
 
     def __init__(self) -> None:
         self.files = 0

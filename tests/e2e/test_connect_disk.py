@@ -1,4 +1,4 @@
-"""A disk without room: nothing is acknowledged that is not on it, and room is all it takes."""
+"""A full disk: only stored files are acknowledged, and free space is enough to continue."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ PAGE = 4096
 LETTER = Bytes("letter.bin", os.urandom(2 * MIB))
 NOTE = Bytes("note.txt", os.urandom(16 * PAGE))
 
-NO_ROOM = "There is no room left for "
+NO_SPACE = "There is no space left for "
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def ana(disk: Path, proxy: Proxy) -> Iterator[Connect]:
 
 
 class Filler:
-    """A file that takes all the room there is, but for what is left to others."""
+    """A file that fills the disk, except for some bytes."""
 
     def __init__(self, disk: Path, *, leave: int = 0) -> None:
         self._path = disk / "filler"
@@ -58,14 +58,16 @@ def assert_arrived_once(office: Office, at: Connect, file: Bytes) -> None:
     office.until_nothing_waits(at)
     assert at.names() == [file.name]
     assert at.path_of(file.name).read_bytes() == file.content
-    wait_until(lambda: not at.partials(), seconds=10, what="an end of all partial files")
+    wait_until(lambda: not at.partials(), seconds=10, what="removing the partial files")
 
 
-def test_a_file_without_room_waits_until_there_is_some(office: Office, disk: Path, ana: Connect):
+def test_a_file_without_space_is_received_once_there_is_some(
+    office: Office, disk: Path, ana: Connect
+):
     filler = Filler(disk, leave=MIB)
     office.send(ana, LETTER)
 
-    said = ana.until_said(NO_ROOM)
+    said = ana.until_said(NO_SPACE)
     assert "/arriving/" in said
     assert "free some space. Trying again" in said
     assert office.waiting(ana) == {LETTER.name}
@@ -76,15 +78,17 @@ def test_a_file_without_room_waits_until_there_is_some(office: Office, disk: Pat
     assert ana.is_running()
 
 
-def test_what_was_not_noted_is_not_placed(office: Office, disk: Path, proxy: Proxy, ana: Connect):
-    """The bytes had just room enough, and the note of where they go has not."""
+def test_a_file_that_cannot_be_recorded_is_not_placed(
+    office: Office, disk: Path, proxy: Proxy, ana: Connect
+):
+    """There is space for the bytes, but not for the record of their name."""
     hold = proxy.hold("GET", "/content$")
     office.send(ana, NOTE)
     hold.until_reached()
     filler = Filler(disk, leave=len(NOTE.content))
     proxy.release()
 
-    assert "progress.sqlite" in ana.until_said(NO_ROOM)
+    assert "progress.sqlite" in ana.until_said(NO_SPACE)
     assert office.waiting(ana) == {NOTE.name}
     assert ana.names() == []
 
@@ -92,7 +96,7 @@ def test_what_was_not_noted_is_not_placed(office: Office, disk: Path, proxy: Pro
     assert_arrived_once(office, ana, NOTE)
 
 
-def test_an_ack_that_cannot_be_noted_does_no_harm(
+def test_an_ack_that_cannot_be_recorded_is_repeated(
     office: Office, disk: Path, proxy: Proxy, ana: Connect
 ):
     hold = proxy.hold("POST", "/pending-uploads/[^/]+/ack$")
@@ -101,24 +105,24 @@ def test_an_ack_that_cannot_be_noted_does_no_harm(
     filler = Filler(disk)
     proxy.release()
 
-    assert "progress.sqlite" in ana.until_said(NO_ROOM)
+    assert "progress.sqlite" in ana.until_said(NO_SPACE)
 
     filler.remove()
     ana.until_said("received note.txt")
     assert_arrived_once(office, ana, NOTE)
 
 
-def test_a_crash_on_a_full_disk_costs_nothing(office: Office, disk: Path, ana: Connect):
-    """It starts without any room, says so, and goes on by itself when there is some."""
+def test_a_crash_on_a_full_disk_loses_nothing(office: Office, disk: Path, ana: Connect):
+    """It starts on the full disk, reports it, and continues once there is space."""
     filler = Filler(disk, leave=MIB)
     office.send(ana, LETTER)
-    ana.until_said(NO_ROOM)
+    ana.until_said(NO_SPACE)
     ana.kill()
     filler.remove()
     filler = Filler(disk)
 
     ana.start()
-    ana.until_said(NO_ROOM)
+    ana.until_said(NO_SPACE)
     assert office.waiting(ana) == {LETTER.name}
     filler.remove()
 
@@ -126,10 +130,10 @@ def test_a_crash_on_a_full_disk_costs_nothing(office: Office, disk: Path, ana: C
 
 
 def test_the_rest_arrives_when_a_large_file_does_not_fit(office: Office, disk: Path, ana: Connect):
-    """A person makes room by taking away what has arrived."""
+    """A user frees space by moving received files away."""
     letters = [Bytes(f"{number}.bin", os.urandom(MIB + MIB // 2)) for number in range(4)]
     office.send(ana, *letters)
-    ana.until_said(NO_ROOM)
+    ana.until_said(NO_SPACE)
     kept: dict[str, bytes] = {}
 
     def take_away() -> bool:

@@ -1,4 +1,4 @@
-"""The sweep of a real server on its own Postgres: the disk comes back, and a killed pass heals."""
+"""The sweep of a real server on its own Postgres: disk is freed, a killed pass is finished."""
 
 import asyncio
 import hashlib
@@ -16,10 +16,9 @@ import pytest
 from aiohttp import ClientError, ClientSession
 from processes import Server
 from senders import MIB, File, Mailbox, Request, registered, session_with
-from sweeps import grow_older, make_old_feed, partition_names, state_of
+from sweeps import CHUNKS, FEED, grow_older, make_old_feed, partition_names, state_of
 from waiting import until
 
-from restante.database.partitions import CHUNKS, FEED
 from restante.database.pool import SCHEMA
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -54,7 +53,7 @@ async def connected(server: Server) -> AsyncIterator[Any]:
 
 
 def on_disk(server: Server) -> int:
-    """What du says of the databases' files; the log is not among them."""
+    """Disk usage of the databases' files, without WAL."""
     assert server.home is not None
     base = server.home / "postgres" / "base"
     total = 0
@@ -76,7 +75,7 @@ async def sweep(http: ClientSession, server: Server) -> dict[str, Any]:
 
 
 def some_files(count: int, start: int, size: int = FILE) -> list[File]:
-    """Files that no compression makes smaller and of which no two are alike."""
+    """Files that cannot be compressed, no two alike."""
     return [
         File(f"{start + n}.bin", hashlib.shake_256(f"{start + n}".encode()).digest(size))
         for n in range(count)
@@ -101,7 +100,7 @@ async def ack(mailbox: Mailbox, file_id: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-async def test_the_bytes_are_back_in_the_data_directory_within_two_passes(running: Server):
+async def test_dead_bytes_are_freed_on_disk_within_two_passes(running: Server):
     """Promise 4, as the filesystem sees it; then again with a workspace that is offline."""
     for live_share in (0, 0.05):
         await stage_and_sweep(running, live_share)
@@ -111,7 +110,7 @@ async def stage_and_sweep(running: Server, live_share: float) -> None:
     """
     In two buckets, half of the files are acknowledged and half expire.
 
-    The part that lives is in both buckets, for a workspace that has yet to fetch it.
+    The live part is in both buckets, for a workspace that has not fetched it yet.
     """
     count = STAGED_MIB * MIB // FILE // 2
     live = round(count * live_share)
@@ -149,26 +148,28 @@ async def stage_and_sweep(running: Server, live_share: float) -> None:
     assert found == {file_id: file.sha256 for file_id, file in kept.items()}
 
 
-# Killed in each step
+# Killed in each step ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A step in which a pass is made to stand still: by which lock, where, and how it is seen."""
+    """A lock that makes a pass wait in one step, and how the wait is recognised."""
 
     lock: str
     statement: str  # words of the statement that waits
-    state: str  # of the leaf when the server is killed
+    state: str  # of the partition when the server is killed
     of_the_feed: bool = False
 
 
 STOPS = {
     "delete": Stop("lock table uploads in share mode", "delete from uploads", "attached"),
     "move": Stop("lock table only chunks in share mode", "insert into chunks", "attached"),
-    "seal": Stop("lock table {leaf} in share update exclusive mode", "trigger sealed", "attached"),
+    "seal": Stop(
+        "lock table {partition} in share update exclusive mode", "trigger sealed", "attached"
+    ),
     "detach": Stop("lock table only chunks in share update exclusive mode", "detach", "sealed"),
     "half detached": Stop("lock table only chunks in access share mode", "detach", "detaching"),
-    "drop": Stop("lock table {leaf} in access share mode", "detach", "detached"),
+    "drop": Stop("lock table {partition} in access share mode", "detach", "detached"),
     "trim": Stop("select from feeds for update", "set trimmed_seq", "sealed", of_the_feed=True),
 }
 
@@ -178,14 +179,14 @@ STOPS = {
 async def test_a_server_that_is_killed_in_any_step_finishes_it_after_its_next_start(
     running: Server,
 ):
-    """Somebody holds a lock, so the pass stands still in the step when kill -9 comes."""
+    """Another session holds a lock, so the pass waits in that step at the time of kill -9."""
     for step in [*STOPS] * KILLED_ROUNDS:
         await kill_and_start(running, step, file_bytes=KILLED_FILE)
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Eight files in a bucket that is over, one of which lives; half of their rows are too old."""
+    """Eight files in a past bucket, one of them live; half of their feed rows are too old."""
 
     mailbox: Mailbox
     live: File
@@ -210,8 +211,8 @@ async def kill_and_start(running: Server, step: str, *, file_bytes: int) -> None
         assert await state_of(connection, there.feed) == "gone", (step, running.said)
         assert full - on_disk(running) >= AT_LEAST_BACK * 7 * file_bytes - file_bytes
         await assert_nothing_is_lost(there.mailbox.at(http), there)
-        await assert_nothing_is_left_over(connection)
-        # So that the next round begins with nothing.
+        await assert_no_partition_is_left_over(connection)
+        # The next round starts with an empty table.
         await connection.execute("truncate uploads, chunks")
 
 
@@ -223,7 +224,7 @@ async def stage_old(http: ClientSession, connection: Any, file_bytes: int) -> St
         await ack(mailbox, other)
     await grow_older(connection)
     await connection.execute("update uploads set expires_at = now() + interval '1 day'")
-    (bucket,) = await filled_leaves(connection)
+    (bucket,) = await filled_partitions(connection)
     feed = await make_old_feed(connection, UUID(mailbox.id), up_to=4)
     rows = [row["id"] for row in await mailbox.whole_feed()]
     return Staged(mailbox, live, file_id, rows, bucket, feed)
@@ -232,16 +233,16 @@ async def stage_old(http: ClientSession, connection: Any, file_bytes: int) -> St
 async def kill_in(
     running: Server, http: ClientSession, connection: Any, step: str, there: Staged
 ) -> None:
-    """Whoever holds the lock goes with the server's Postgres."""
+    """Killing the server ends its Postgres, and with it the session that holds the lock."""
     stop = STOPS[step]
-    leaf = there.feed if stop.of_the_feed else there.bucket
+    partition = there.feed if stop.of_the_feed else there.bucket
     async with connected(running) as holder, connected(running) as second:
-        await holder.execute("begin; " + stop.lock.format(leaf=leaf))
+        await holder.execute("begin; " + stop.lock.format(partition=partition))
         sweeping = asyncio.create_task(sweep(http, running))
-        await until(lambda: somebody_waits_in(connection, stop.statement))
+        await until(lambda: a_session_waits_in(connection, stop.statement))
         if step == "drop":
-            await hold_up_the_drop(connection, holder, second, leaf)
-        found = await state_of(connection, leaf)
+            await wait_before_the_drop(connection, holder, second, partition)
+        found = await state_of(connection, partition)
         await asyncio.to_thread(running.kill)
     with pytest.raises((ClientError, OSError)):
         await sweeping
@@ -249,7 +250,7 @@ async def kill_in(
 
 
 async def first_pass(running: Server) -> None:
-    """A server sweeps at its start; wait until it has."""
+    """Wait for the sweep that a server runs at its start."""
     ended = b'molecule_loop_passes_total{loop="sweep",outcome="ok"} 1.0'
 
     async def has_ended() -> bool:
@@ -258,16 +259,17 @@ async def first_pass(running: Server) -> None:
     await until(has_ended, seconds=20)
 
 
-async def hold_up_the_drop(connection: Any, holder: Any, second: Any, leaf: str) -> None:
-    """Queue behind the detach, which has the leaf to itself, so as to be before the drop."""
-    locking = asyncio.create_task(second.execute(f"begin; lock table {leaf} in access share mode"))
-    await until(lambda: somebody_waits_in(connection, "begin; lock table"))
+async def wait_before_the_drop(connection: Any, holder: Any, second: Any, partition: str) -> None:
+    """Queue behind the detach, which locks the partition, and before the drop."""
+    lock = f"begin; lock table {partition} in access share mode"
+    locking = asyncio.create_task(second.execute(lock))
+    await until(lambda: a_session_waits_in(connection, "begin; lock table"))
     await holder.execute("rollback")
     await locking
-    await until(lambda: somebody_waits_in(connection, "drop table"))
+    await until(lambda: a_session_waits_in(connection, "drop table"))
 
 
-async def somebody_waits_in(connection: Any, words: str) -> bool:
+async def a_session_waits_in(connection: Any, words: str) -> bool:
     return await connection.fetchval(
         "select exists (select from pg_stat_activity where pid <> pg_backend_pid()"
         " and cardinality(pg_blocking_pids(pid)) > 0 and query like '%' || $1 || '%')",
@@ -276,7 +278,7 @@ async def somebody_waits_in(connection: Any, words: str) -> bool:
 
 
 async def assert_nothing_is_lost(mailbox: Mailbox, there: Staged) -> None:
-    """The file that lives is whole; of the rows, those that are gone are told to be."""
+    """The live file is whole; a cursor to a trimmed row is refused."""
     assert [file["file_id"] for file in await mailbox.waiting()] == [there.file_id]
     assert await mailbox.sha256_of(there.file_id) == there.live.sha256
     assert [row["seq"] for row in await mailbox.whole_feed()] == [5, 6, 7, 8]
@@ -286,7 +288,7 @@ async def assert_nothing_is_lost(mailbox: Mailbox, there: Staged) -> None:
             assert answer.status == status, await answer.text()
 
 
-async def assert_nothing_is_left_over(connection: Any) -> None:
+async def assert_no_partition_is_left_over(connection: Any) -> None:
     for table in (CHUNKS, FEED):
         attached = await connection.fetchval(
             "select count(*) from pg_inherits where inhparent = $1::text::regclass", table.name
@@ -294,6 +296,6 @@ async def assert_nothing_is_left_over(connection: Any) -> None:
         assert len(await partition_names(connection, table)) == attached
 
 
-async def filled_leaves(connection: Any) -> set[str]:
-    rows = await connection.fetch("select distinct tableoid::regclass::text as leaf from chunks")
-    return {row["leaf"] for row in rows}
+async def filled_partitions(connection: Any) -> set[str]:
+    rows = await connection.fetch("select distinct tableoid::regclass::text as name from chunks")
+    return {row["name"] for row in rows}

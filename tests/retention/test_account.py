@@ -172,9 +172,7 @@ async def test_the_days_until_the_disk_is_full_follow_from_growth_and_free_space
 
     assert before.days_until_full is None
     assert seen.growth_bytes_per_day == pytest.approx(1_000_000)
-    assert seen.days_until_full == rules.days_until_full(
-        seen.free_bytes, seen.growth_bytes_per_day
-    )
+    assert seen.days_until_full == rules.days_until_full(seen.free_bytes, seen.growth_bytes_per_day)
 
 
 # Locks -------------------------------------------------------------------------------------------

@@ -42,9 +42,7 @@ from restante.wire import HeldSpace, PlanStep
 
 pytestmark = pytest.mark.anyio
 
-LETTERS = PartitionedTable(
-    "letters", bound_of=datetime.isoformat, moment_of=datetime.fromisoformat
-)
+LETTERS = PartitionedTable("letters", bound_of=datetime.isoformat, moment_of=datetime.fromisoformat)
 DROP = "drop letters"
 AIR, SEA = (f"letters_{kind}_{PAST:%Y%m%d_%H%M%S}" for kind in ("air", "sea"))
 LATER_AIR = f"letters_air_{PAST + HOUR:%Y%m%d_%H%M%S}"
@@ -69,7 +67,9 @@ class Letters(PartitionSubject[int]):
         self, partition: Partition, contents: int | None, *, now: datetime
     ) -> Sequence[PlanStep] | HeldSpace:
         if contents:
-            return HeldSpace(partition.name, partition.bytes, f"{contents} letters", subject="letters")
+            return HeldSpace(
+                partition.name, partition.bytes, f"{contents} letters", subject="letters"
+            )
         return [PlanStep(DROP, partition.name, 0, partition.bytes, "it is empty", self.name)]
 
     async def carry_out(self, step: PlanStep, partition: Partition, work: Work) -> str | None:

@@ -101,9 +101,7 @@ async def make_expired_upload(connection: Any, workspace_id: WorkspaceId) -> Non
 
 
 async def make_expired_reservation(connection: Any, workspace_id: WorkspaceId) -> None:
-    assert await uploads.reserve(
-        connection, make_reservation(workspace_id, expires_at=PAST), ROOMY
-    )
+    assert await uploads.reserve(connection, make_reservation(workspace_id, expires_at=PAST), ROOMY)
 
 
 async def make_expired_answer(connection: Any, workspace_id: WorkspaceId) -> None:

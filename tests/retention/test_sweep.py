@@ -171,9 +171,7 @@ async def test_a_pass_out_of_time_leaves_the_rest_for_the_next(
     db: Database, connection: Any, workspace_id: WorkspaceId
 ):
     """A backlog of millions must not reach the deadline, pass after pass."""
-    subjects = Subjects(
-        UploadsInPairs(ack_retention=HOUR), Buckets(width=HOUR, ack_retention=HOUR)
-    )
+    subjects = Subjects(UploadsInPairs(ack_retention=HOUR), Buckets(width=HOUR, ack_retention=HOUR))
     await make_old(connection, workspace_id, 5)
     await expire(connection)
     tally = Tally()

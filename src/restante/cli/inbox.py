@@ -86,23 +86,23 @@ async def _follow(
 ) -> NoReturn:
     """Show new rows; retry when the server is away, restart a trimmed feed at its lowest row."""
     from restante.client.calls import Cursor
-    from restante.client.patience import Patience, is_passing
+    from restante.client.retry import Backoff, is_retryable
 
-    patience = Patience()
+    backoff = Backoff()
     while True:
         try:
             page = await client.feed(Cursor(seq), wait_seconds=_WAIT_SECONDS, of=workspace_id)
         except CursorGone as gone:
             print(f"restante: {gone}", file=sys.stderr)
             seq = max(int(gone.facts.get("lowest_seq", 1)) - 1, 0)
-            await asyncio.sleep(patience.failed())
+            await asyncio.sleep(backoff.next_delay())
         except RestanteError as error:
-            if not is_passing(error):
+            if not is_retryable(error):
                 raise
             print(f"restante: {error}", file=sys.stderr)
-            await asyncio.sleep(patience.failed(error))
+            await asyncio.sleep(backoff.next_delay(error))
         else:
-            patience.succeeded()
+            backoff.reset()
             _show_rows(page.rows, show)
             seq = page.rows[-1].seq if page.rows else seq
 

@@ -1,14 +1,14 @@
 """
-The SDK: send files and messages, and receive them where nobody can call.
+The SDK: send files and messages, and receive them by polling.
 
     async with AsyncClient.of(credentials) as client:
         async for item in client.inbox():
             ...
 
-Failures are the classes of `restante.errors`, chosen by the code that the server gave.
+Failures are raised as the classes of `restante.errors`, selected by the code of the answer.
 """
 
-from restante.client.aio import AsyncClient
+from restante.client.aio import AsyncClient, Limits
 from restante.client.calls import Credentials, Cursor, FeedPage
 from restante.client.client import BlockingFile, BlockingInbox, BlockingMessage, Client
 from restante.client.messages import rewritten
@@ -28,6 +28,7 @@ __all__ = [
     "FileItem",
     "Inbox",
     "Item",
+    "Limits",
     "MessageItem",
     "rewritten",
 ]

@@ -1,4 +1,4 @@
-"""What a server's address may look like, how it is reached, and whether that is safe."""
+"""Server addresses: validation, proxies, and whether a token would be sent unencrypted."""
 
 import ipaddress
 import re
@@ -11,24 +11,24 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 def server_url(text: str) -> str:
-    """The address without what does not belong to it; raises BadRequest with what is wrong."""
+    """Validate an address and bring it to one form; raises BadRequest."""
     given = text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(given.strip())
         port = parts.port
         host = _host(parts.hostname or "")
     except ValueError as error:
-        raise BadRequest(f"{text!r} is not an address: {error}.") from error
+        raise BadRequest(f"{text!r} is not a valid address: {error}.") from error
     if parts.scheme not in {"http", "https"} or not host or not given.isprintable() or port == 0:
         raise BadRequest(f"{text!r} is not the address of a server, such as http://host:8080.")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise BadRequest(f"{parts.hostname}: give the address alone, without a user or a query.")
+        raise BadRequest(f"{parts.hostname}: remove the user, query or fragment from the address.")
     netloc = f"{host}:{port}" if port else host
     return urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
 
 
 def _host(name: str) -> str:
-    """A host as an address has it, empty if it is none; raises ValueError for a broken name."""
+    """The host part of a URL, empty if invalid; raises ValueError for a name IDNA rejects."""
     if ":" in name:
         return f"[{name}]"
     name.encode("idna")
@@ -36,7 +36,7 @@ def _host(name: str) -> str:
 
 
 def is_exposed(url: str) -> bool:
-    """Whether a token would cross a network in the clear."""
+    """Whether a token would be sent unencrypted over a network."""
     return url.startswith("http:") and not is_here(url)
 
 
@@ -46,7 +46,7 @@ def is_here(url: str) -> bool:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for this address; none stands before this machine."""
+    """The proxy from the environment for this address; None for loopback."""
     parts = urlsplit(url)
     if _is_loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
         return None

@@ -1,11 +1,12 @@
-"""The client for asyncio: sends what `calls` builds, and retries what can be repeated."""
+"""The asyncio client: sends the requests that `calls` builds, and retries the repeatable ones."""
 
 import asyncio
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
@@ -17,9 +18,15 @@ from restante.client import calls
 from restante.client.addresses import proxy_for, server_url
 from restante.client.calls import Call, Credentials, Cursor, FeedPage, Reply
 from restante.client.fetching import Fetch
-from restante.client.patience import Patience, is_passing
 from restante.client.poller import Inbox
-from restante.client.sending import Outgoing, Progress, Source, body_of, unheard
+from restante.client.retry import Backoff, is_retryable
+from restante.client.sending import (
+    MultipartBody,
+    Outgoing,
+    ProgressCallback,
+    Source,
+    no_progress,
+)
 from restante.delivery.rules import Pace, time_allowed
 from restante.errors import AnswerInvalid, BadRequest, RestanteError, ServerUnreachable
 from restante.ids import FileId, WorkspaceId
@@ -27,35 +34,54 @@ from restante.text import printable
 
 T = TypeVar("T")
 
-_TRIES = 4
-_CONNECT_SECONDS = 10
-_SILENCE_SECONDS = 30
+_ATTEMPTS = 4
+_MAX_DELAY_SECONDS = 4
 _UPLOAD_PACE = Pace(grace_seconds=60, min_bytes_per_second=16_384)
 _PIECE_BYTES = 256 * 1024
 
-# A server that sends a byte now and then would otherwise keep us for ever.
-_PATIENT_SECONDS = 15
-_SLOWEST_BYTES_PER_SECOND = 1024
+_CONNECTION_ERRORS = (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError)
 
-Body = Callable[[], AsyncIterator[bytes]]
 
-_LOST = (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """
+    How long a client waits for a server, and how much it reads of an answer.
+
+    Without `min_bytes_per_second`, counted after `slow_start_seconds`, a server that sends one byte
+    now and then would keep a request open for ever.
+    """
+
+    connect_timeout_seconds: float = 10
+    read_timeout_seconds: float = 30
+    slow_start_seconds: float = 15
+    min_bytes_per_second: float = 1024
+    # A page of the feed holds ROWS_PER_PAGE messages of up to 1 MiB each.
+    max_answer_bytes: int = 64 * 1024 * 1024
+
+
+DEFAULT_LIMITS = Limits()
 
 
 class AsyncClient:
     """
-    Speaks to one server, as one workspace or as the admin.
+    Talks to one server, as one workspace or as the admin.
 
-    Use it as `async with AsyncClient(url, token=...) as client`.  Requests that can be repeated are
-    repeated a few times when they fail for a reason that passes; others are sent once.
+    Use it as `async with AsyncClient(url, token=...) as client`.  Requests that are safe to repeat
+    are retried a few times after a temporary failure; all others are sent once.
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, workspace_id: WorkspaceId | UUID | None = None
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        workspace_id: WorkspaceId | UUID | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.url = server_url(url)
         self._token = token
         self._workspace_id = WorkspaceId(workspace_id) if workspace_id else None
+        self._limits = limits
         self._session: aiohttp.ClientSession | None = None
 
     @classmethod
@@ -64,13 +90,12 @@ class AsyncClient:
         return cls(credentials.url, token=credentials.token, workspace_id=credentials.workspace_id)
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
         self._session = aiohttp.ClientSession(
-            timeout=timeout,
-            # A body is taken as it comes: what would unpack to gigabytes stays small.
+            timeout=aiohttp.ClientTimeout(total=None),
+            # Compressed bodies are never unpacked: a small one could expand to gigabytes.
             headers={"User-Agent": f"restante/{__version__}", "Accept-Encoding": "identity"},
             auto_decompress=False,
-            # Not all of the environment: a .netrc would speak in the token's place.
+            # Not `trust_env`: credentials from a .netrc would replace the token.
             proxy=proxy_for(self.url),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -83,14 +108,14 @@ class AsyncClient:
 
     @property
     def is_registered(self) -> bool:
-        """Whether it is a workspace that has its token."""
+        """Whether the client has a workspace id and a token."""
         return self._workspace_id is not None and self._token is not None
 
     @property
     def workspace_id(self) -> WorkspaceId:
-        """Who we are; raises BadRequest for a client that is no workspace."""
+        """The client's workspace; raises BadRequest if it has none."""
         if self._workspace_id is None:
-            raise BadRequest("This needs a workspace: give the client its workspace_id.")
+            raise BadRequest("This needs a workspace: pass workspace_id to the client.")
         return self._workspace_id
 
     async def register(
@@ -101,32 +126,32 @@ class AsyncClient:
         card: Mapping[str, Any] | None = None,
     ) -> Credentials:
         """
-        Register a new workspace that polls, and be it from now on.
+        Register a new workspace in poll mode; the client acts as that workspace afterwards.
 
-        Keep what comes back: the token is not told again.
+        Store the credentials: the server returns the token only once.
         """
         workspace_id = WorkspaceId(uuid4())
         call = calls.register(workspace_id, name, card=card)
-        registered = await self._tried_once(call, token=registration_token)
+        registered = await self._send_once(call, token=registration_token)
         if not registered.auth_token:
-            raise AnswerInvalid("The server registered the workspace and gave it no token.")
+            raise AnswerInvalid("The server registered the workspace but returned no token.")
         self._token, self._workspace_id = registered.auth_token, workspace_id
         return Credentials(self.url, workspace_id, registered.auth_token)
 
     async def rename(self, name: str) -> None:
-        """Change what the workspace is called."""
+        """Change the workspace's name."""
         await self.send(calls.register(self.workspace_id, name))
 
     async def heartbeat(self, *, active_tasks: int = 0, current_task: str = "") -> None:
-        """Say that the workspace lives and what it is doing."""
+        """Report that the workspace is alive and what it is working on."""
         await self.send(calls.heartbeat(self.workspace_id, active_tasks, current_task))
 
     def inbox(self, cursor: Cursor | None = None, *, once: bool = False) -> Inbox:
         """
-        What arrives for the workspace, in order: `async for item in client.inbox()`.
+        The files and messages of the workspace, in order: `async for item in client.inbox()`.
 
-        It begins after the cursor, or where the workspace last said that it had handled its feed.
-        With `once` it ends when everything that was there has been read.
+        It starts after the cursor.  Without one it starts after the last row that the workspace
+        acknowledged.  With `once` it stops at the row that was the newest when it started.
         """
         return Inbox(self, cursor, once=once)
 
@@ -139,15 +164,16 @@ class AsyncClient:
         of: WorkspaceId | None = None,
     ) -> FeedPage:
         """One page of the feed after a cursor; raises CursorGone if rows may have been missed."""
-        whose = of or self.workspace_id
-        return await self.send(calls.feed(whose, cursor, wait_seconds=wait_seconds, limit=limit))
+        workspace_id = of or self.workspace_id
+        call = calls.feed(workspace_id, cursor, wait_seconds=wait_seconds, limit=limit)
+        return await self.send(call)
 
     async def acknowledge_feed(self, seq: int) -> None:
-        """Note how far the feed has been handled."""
+        """Record on the server that the feed has been handled up to this row."""
         await self.send(calls.acknowledge_feed(self.workspace_id, seq))
 
     async def pending(self) -> AsyncIterator[wire.PendingUpload]:
-        """Every file that waits, oldest first."""
+        """All pending uploads, oldest first."""
         after: FileId | None = None
         while True:
             page = await self.send(calls.pending(self.workspace_id, after=after))
@@ -156,19 +182,19 @@ class AsyncClient:
             if not isinstance(page.next_after, UUID) or not page.uploads:
                 return
             if page.next_after == after:
-                raise AnswerInvalid("The server's list of waiting files does not advance.")
+                raise AnswerInvalid("The server's list of pending uploads does not advance.")
             after = FileId(page.next_after)
 
     async def acknowledge(self, file_id: FileId | UUID) -> None:
-        """The workspace has the file."""
+        """Acknowledge a file: the workspace has it, and the server deletes it."""
         await self.send(calls.acknowledge(self.workspace_id, FileId(file_id)))
 
     async def reopen(self, file_id: FileId | UUID) -> None:
-        """The file was acknowledged and then lost: let it wait again."""
+        """Make an acknowledged file pending again, for a workspace that lost it."""
         await self.send(calls.reopen(self.workspace_id, FileId(file_id)))
 
     async def workspaces(self) -> AsyncIterator[wire.WorkspaceView]:
-        """Every workspace, for the admin."""
+        """All workspaces; needs the admin token."""
         after: UUID | None = None
         while True:
             page = await self.send(calls.workspaces(after))
@@ -183,7 +209,7 @@ class AsyncClient:
     async def send_message(
         self, to: WorkspaceId | UUID, message: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Send a JSON-RPC message.  It is sent once: after a lost answer it may have arrived."""
+        """Send a JSON-RPC message once; after ServerUnreachable it may have been delivered."""
         return await self.send(calls.send_message(WorkspaceId(to), message))
 
     async def send_files(
@@ -192,78 +218,116 @@ class AsyncClient:
         files: Sequence[Source],
         *,
         ttl_seconds: int | None = None,
-        progress: Progress = unheard,
+        progress: ProgressCallback = no_progress,
     ) -> list[wire.StagedFile]:
-        """Send files in one request: the workspace gets all of them, or none."""
+        """
+        Send files in one request: the workspace gets all of them or none.
+
+        `progress` gets the number of bytes sent so far, which restarts at 0 with a retry.  An
+        exception that it raises ends the request and is raised here; nothing is stored then.
+        """
         key = uuid4().hex
         outgoing = [Outgoing.of(file) for file in files]
         parts = [file.part for file in outgoing]
         call = calls.upload(WorkspaceId(to), parts, key=key, ttl_seconds=ttl_seconds)
-        answer = await self.send(call, body=lambda: body_of(key, outgoing, progress))
+        answer = await self.send(call, body=MultipartBody(key, outgoing, progress))
         return answer.files
 
     @asynccontextmanager
     async def fetch(self, file_id: FileId | UUID, start: int = 0) -> AsyncIterator[Fetch]:
-        """The bytes of a waiting file from this one on, as they come; raises UploadGone."""
+        """Download a pending file from this byte on; raises UploadGone."""
         call = calls.content(self.workspace_id, FileId(file_id), start)
-        async with self._answer(call, self._token) as answer:
-            refused = answer.status not in {200, 206}
-            body = await _bounded(answer) if refused else b""
+        async with await self._request(call, self._token) as answer:
+            is_refused = answer.status not in {200, 206}
+            body = await self._read_all(answer) if is_refused else b""
             extent = call.read(_reply(answer, body))
-            yield Fetch(extent, _pieces(answer))
+            yield Fetch(extent, self._pieces(answer))
 
-    async def send(self, call: Call[T], *, body: Body | None = None, tries: int = _TRIES) -> T:
-        """Send a call, again a few times if it is harmless and the failure one that passes."""
-        patience = Patience(longest_seconds=4)
+    async def send(
+        self, call: Call[T], *, body: MultipartBody | None = None, attempts: int = _ATTEMPTS
+    ) -> T:
+        """Send a call; retry it if it is repeatable and the failure is temporary."""
+        backoff = Backoff(max_seconds=_MAX_DELAY_SECONDS)
         while True:
-            try:
-                return await self._tried_once(call, token=self._token, body=body)
-            except RestanteError as error:
-                pause = patience.failed(error)
-                if not call.repeatable or not is_passing(error) or patience.failures >= tries:
-                    raise
-            await asyncio.sleep(pause)
+            outcome = await self._outcome(call, body)
+            if body and body.error is not None:
+                raise body.error
+            if not isinstance(outcome, RestanteError):
+                return outcome
+            delay = backoff.next_delay(outcome)
+            if not call.repeatable or not is_retryable(outcome) or backoff.failures >= attempts:
+                raise outcome
+            await asyncio.sleep(delay)
 
-    async def _tried_once(self, call: Call[T], *, token: str | None, body: Body | None = None) -> T:
-        async with self._answer(call, token, body) as answer:
-            return call.read(_reply(answer, await _bounded(answer)))
-
-    @asynccontextmanager
-    async def _answer(
-        self, call: Call[Any], token: str | None, body: Body | None = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The head of an answer; never of another server than ours."""
-        if self._session is None:
-            raise RuntimeError("Use the client inside of `async with`.")
-        headers = dict(call.headers) | _authorization(token)
-        silence = aiohttp.ClientTimeout(
-            total=_time_for(call),
-            sock_connect=_CONNECT_SECONDS,
-            sock_read=_SILENCE_SECONDS + call.wait_seconds,
-        )
+    async def _outcome(self, call: Call[T], body: MultipartBody | None) -> T | RestanteError:
         try:
-            async with self._session.request(
+            return await self._send_once(call, token=self._token, body=body)
+        except RestanteError as error:
+            return error
+
+    async def _send_once(
+        self, call: Call[T], *, token: str | None, body: MultipartBody | None = None
+    ) -> T:
+        with self._connection_errors():
+            async with await self._request(call, token, body) as answer:
+                return call.read(_reply(answer, await self._read_all(answer)))
+
+    async def _request(
+        self, call: Call[Any], token: str | None, body: MultipartBody | None = None
+    ) -> aiohttp.ClientResponse:
+        """Send a request and return its answer with the body unread; redirects are not followed."""
+        if self._session is None:
+            raise RuntimeError("Use the client inside `async with`.")
+        with self._connection_errors():
+            return await self._session.request(
                 call.method,
                 URL(self.url + call.path),
                 params=call.query,
-                headers=headers,
-                data=body() if body else call.body,
+                headers=dict(call.headers) | _authorization(token),
+                data=body.pieces() if body else call.body,
                 allow_redirects=False,
-                timeout=silence,
-            ) as answer:
-                yield answer
-        except _LOST as error:
-            # What went wrong while a body was read from disk comes wrapped like a lost connection.
-            if isinstance(error.__cause__, RestanteError):
-                raise error.__cause__ from None
+                timeout=self._timeout(call),
+            )
+
+    def _timeout(self, call: Call[Any]) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(
+            total=_upload_seconds(call),
+            sock_connect=self._limits.connect_timeout_seconds,
+            sock_read=self._limits.read_timeout_seconds + call.wait_seconds,
+        )
+
+    async def _read_all(self, answer: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        async for piece in self._pieces(answer):
+            body += piece
+            if len(body) > self._limits.max_answer_bytes:
+                raise AnswerInvalid("The server's answer is too long; the rest was not read.")
+        return bytes(body)
+
+    async def _pieces(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        limits = self._limits
+        started_at, received = time.monotonic(), 0
+        with self._connection_errors():
+            async for piece in answer.content.iter_chunked(_PIECE_BYTES):
+                received += len(piece)
+                allowed = limits.slow_start_seconds + received / limits.min_bytes_per_second
+                if time.monotonic() - started_at > allowed:
+                    raise AnswerInvalid("The server's answer is too slow; the rest was not read.")
+                yield piece
+
+    @contextmanager
+    def _connection_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except _CONNECTION_ERRORS as error:
             raise _failure(self.url, error) from error
 
 
-def _time_for(call: Call[Any]) -> float | None:
+def _upload_seconds(call: Call[Any]) -> float | None:
     """
-    How long an upload may take in all, which is no less than the servers' own limit.
+    The time limit of a whole upload, None for other calls; never below the server's own limit.
 
-    Nothing else ends one to a peer that has stopped reading.
+    No other timeout ends an upload to a server that has stopped reading.
     """
     length = call.headers.get("Content-Length")
     if length is None:
@@ -273,43 +337,24 @@ def _time_for(call: Call[Any]) -> float | None:
 
 def _authorization(token: str | None) -> dict[str, str]:
     if token and not token.isprintable():
-        raise BadRequest("The token has a line break or a control character in it.")
+        raise BadRequest("The token contains a line break or a control character.")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _failure(url: str, error: Exception) -> RestanteError:
     if isinstance(error, aiohttp.ClientResponseError):
-        what = printable(error.message.partition("\n")[0]).rstrip(": ")
-        return AnswerInvalid(f"{url} does not answer in HTTP: {what}.")
+        reason = printable(error.message.partition("\n")[0]).rstrip(": ")
+        return AnswerInvalid(f"{url} does not speak valid HTTP: {reason}.")
     if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0  # names that cannot be looked up have negative ones
-        why = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
-        return ServerUnreachable(f"{url} cannot be reached: {why}.")
+        number = error.os_error.errno or 0  # negative for a failed DNS lookup
+        reason = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
+        return ServerUnreachable(f"{url} cannot be reached: {reason}.")
     if isinstance(error, TimeoutError):
-        return ServerUnreachable(f"{url} has not answered in time.")
-    why = printable(str(error)) or type(error).__name__
-    return ServerUnreachable(f"The connection to {url} broke off: {why}.")
+        return ServerUnreachable(f"{url} did not answer in time.")
+    reason = printable(str(error)) or type(error).__name__
+    return ServerUnreachable(f"The connection to {url} was lost: {reason}.")
 
 
 def _reply(answer: aiohttp.ClientResponse, body: bytes) -> Reply:
     headers = {name.lower(): value for name, value in answer.headers.items()}
     return Reply(answer.status, headers, body)
-
-
-async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
-    """The body, of which no more is read than an honest one can have."""
-    body = bytearray()
-    async for piece in _pieces(answer):
-        body += piece
-        if len(body) > calls.MAX_ANSWER_BYTES:
-            raise AnswerInvalid("The server's answer does not end; the rest was not read.")
-    return bytes(body)
-
-
-async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    began, received = time.monotonic(), 0
-    async for piece in answer.content.iter_chunked(_PIECE_BYTES):
-        received += len(piece)
-        if time.monotonic() - began > _PATIENT_SECONDS + received / _SLOWEST_BYTES_PER_SECOND:
-            raise AnswerInvalid("The server's answer comes too slowly; the rest was not read.")
-        yield piece

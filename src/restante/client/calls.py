@@ -1,8 +1,7 @@
 """
-Builds every request of the protocol and reads its reply; does no I/O.
+Builds every request of the protocol and parses its reply; does no I/O.
 
-Both clients send what is made here, so addresses, shapes and refusals are known in one place.  What
-a server says is checked before it is believed.
+Both clients use it.  Everything in a reply is validated before it is used.
 """
 
 import base64
@@ -25,13 +24,12 @@ from restante.text import printable
 T = TypeVar("T")
 U = TypeVar("U")
 
-# A page of the feed is at most this many messages of at most a mebibyte, and some more.
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
 ROWS_PER_PAGE = 50
 
 _MAX_SEQ = 2**63 - 1
+_MAX_MESSAGE_LENGTH = 500
 
-# What stands after the bytes of a part.
+# Follows the bytes of each part.
 PART_END = b"\r\n"
 
 _SHA256 = re.compile(r"sha-256=:([A-Za-z0-9+/=]+):")
@@ -40,7 +38,7 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer whose body has been read; the names of the headers are in lower case."""
+    """An answer with its body; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -49,7 +47,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
-    """One request, and how to read what comes back."""
+    """One request, and the function that parses its reply."""
 
     method: str
     path: str
@@ -57,15 +55,15 @@ class Call(Generic[T]):
     query: Mapping[str, str] = field(default_factory=dict[str, str])
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes | None = None
-    # Sending it twice does no more than sending it once.
+    # Idempotent: safe to send again after a failure.
     repeatable: bool = False
-    # How long the server was asked to hold the answer back.
+    # How long the server was asked to wait before it answers.
     wait_seconds: float = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a workspace needs to be itself at its server; keep the token secret."""
+    """What a workspace needs to authenticate; keep the token secret."""
 
     url: str
     workspace_id: WorkspaceId
@@ -74,7 +72,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a feed has been read: the last row's seq, and its id where it is known."""
+    """How far a feed has been read: the last row's seq, and its id if known."""
 
     seq: int = 0
     id: ActivityId | None = None
@@ -82,7 +80,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class FeedPage:
-    """Rows, oldest first, and where the feed stood."""
+    """Rows, oldest first, and the feed's bounds when they were read."""
 
     rows: Sequence[wire.ActivityRow]
     lowest_seq: int
@@ -92,7 +90,7 @@ class FeedPage:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of an upload, as the body announces it."""
+    """One file of an upload."""
 
     name: str
     mimetype: str
@@ -101,7 +99,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which bytes an answer carries, of how many, and the hash of all of them."""
+    """Where an answer's bytes start, the size of the whole file, and its SHA-256."""
 
     start: int
     size: int
@@ -111,21 +109,21 @@ class Extent:
 def register(
     workspace_id: WorkspaceId, name: str, *, card: Mapping[str, Any] | None = None
 ) -> Call[wire.Registered]:
-    """Register a workspace that polls.  The token comes once, so a lost answer means a new id."""
+    """Register a workspace in poll mode; not repeatable, because the token is returned once."""
     sent = wire.Registration(
         id=workspace_id, agent_card={**(card or {}), "name": name}, delivery_mode="poll"
     )
-    return _posted("/registry/register", wire.Registered, sent)
+    return _post("/registry/register", wire.Registered, sent)
 
 
 def heartbeat(workspace_id: WorkspaceId, active_tasks: int, current_task: str) -> Call[wire.Status]:
-    """Say that the workspace lives."""
+    """Report that the workspace is alive."""
     sent = wire.Heartbeat(workspace_id, active_tasks, current_task)
-    return _posted("/registry/heartbeat", wire.Status, sent, repeatable=True)
+    return _post("/registry/heartbeat", wire.Status, sent, repeatable=True)
 
 
 def workspaces(after: UUID | None) -> Call[wire.WorkspacePage]:
-    """A page of all workspaces, for the admin."""
+    """One page of all workspaces; needs the admin token."""
     query = {"limit": "500"} | ({"after": str(after)} if after else {})
     return Call(
         method="GET",
@@ -139,7 +137,7 @@ def workspaces(after: UUID | None) -> Call[wire.WorkspacePage]:
 def feed(
     workspace_id: WorkspaceId, cursor: Cursor | None, *, wait_seconds: float = 0, limit: int
 ) -> Call[FeedPage]:
-    """The rows after a cursor; without one, the newest."""
+    """The rows after a cursor; without one, the newest rows."""
     query = {"limit": str(limit)}
     if wait_seconds:
         query["wait"] = f"{wait_seconds:g}"
@@ -158,20 +156,20 @@ def feed(
 
 
 def acknowledge_feed(workspace_id: WorkspaceId, seq: int) -> Call[wire.FeedAcked]:
-    """Note how far the feed has been handled."""
+    """Record how far the feed has been handled."""
     path = f"/workspaces/{workspace_id}/activity/ack"
-    return _posted(path, wire.FeedAcked, wire.FeedAck(seq), repeatable=True)
+    return _post(path, wire.FeedAcked, wire.FeedAck(seq), repeatable=True)
 
 
 def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[dict[str, Any]]:
-    """Send a message.  Not repeatable: a second one would be a second message."""
-    return _posted(f"/workspaces/{workspace_id}/a2a", dict[str, Any], message)
+    """Send a message; not repeatable, because a second request is a second message."""
+    return _post(f"/workspaces/{workspace_id}/a2a", dict[str, Any], message)
 
 
 def pending(
     workspace_id: WorkspaceId, *, after: FileId | None = None, limit: int = ROWS_PER_PAGE
 ) -> Call[wire.PendingUploads]:
-    """What waits, oldest first."""
+    """One page of pending uploads, oldest first."""
     query = {"limit": str(limit)} | ({"after": str(after)} if after else {})
     return Call(
         method="GET",
@@ -183,7 +181,7 @@ def pending(
 
 
 def content(workspace_id: WorkspaceId, file_id: FileId, start: int) -> Call[Extent]:
-    """The bytes of a file from this one on; only the head of the answer is read here."""
+    """Download a file from this byte on; only the headers of the answer are parsed here."""
     headers = {"Range": f"bytes={start}-"} if start else {}
     return Call(
         method="GET",
@@ -195,13 +193,13 @@ def content(workspace_id: WorkspaceId, file_id: FileId, start: int) -> Call[Exte
 
 
 def acknowledge(workspace_id: WorkspaceId, file_id: FileId) -> Call[wire.Acked]:
-    """The workspace has the file."""
+    """Acknowledge a file."""
     path = _upload(workspace_id, file_id, "ack")
     return Call(method="POST", path=path, read=_reader(wire.Acked), repeatable=True)
 
 
 def reopen(workspace_id: WorkspaceId, file_id: FileId) -> Call[wire.Status]:
-    """The file was acknowledged and then lost: let it wait again."""
+    """Make an acknowledged file pending again."""
     path = _upload(workspace_id, file_id, "reopen")
     return Call(method="POST", path=path, read=_reader(wire.Status))
 
@@ -209,9 +207,9 @@ def reopen(workspace_id: WorkspaceId, file_id: FileId) -> Call[wire.Status]:
 def upload(
     workspace_id: WorkspaceId, parts: Sequence[Part], *, key: str, ttl_seconds: int | None
 ) -> Call[wire.UploadAnswer]:
-    """Files for a workspace; the key makes a repetition harmless, and divides the parts."""
-    ends = len(PART_END) * len(parts) + len(closing(key))
-    length = sum(len(opening(key, part)) + part.size for part in parts) + ends
+    """Upload files; the key is the idempotency key and the multipart boundary."""
+    ends = len(PART_END) * len(parts) + len(body_end(key))
+    length = sum(len(part_head(key, part)) + part.size for part in parts) + ends
     return Call(
         method="POST",
         path=f"/workspaces/{workspace_id}/chat/uploads",
@@ -226,11 +224,11 @@ def upload(
     )
 
 
-def opening(key: str, part: Part) -> bytes:
+def part_head(key: str, part: Part) -> bytes:
     """
-    What stands before the bytes of a part.
+    The boundary and headers before the bytes of a part.
 
-    Name and type are cleaned as the server would, so that nothing in them needs to be escaped.
+    Name and type are cleaned with the server's rules, so that nothing in them needs escaping.
     """
     name, kind = clean_name(part.name), clean_mimetype(part.mimetype) or UNKNOWN_TYPE
     return (
@@ -239,8 +237,8 @@ def opening(key: str, part: Part) -> bytes:
     ).encode()
 
 
-def closing(key: str) -> bytes:
-    """What stands after the last part."""
+def body_end(key: str) -> bytes:
+    """The boundary after the last part."""
     return f"--{key}--\r\n".encode()
 
 
@@ -248,7 +246,7 @@ def _upload(workspace_id: WorkspaceId, file_id: FileId, what: str) -> str:
     return f"/workspaces/{workspace_id}/pending-uploads/{quote(str(file_id))}/{what}"
 
 
-def _posted(path: str, answer: type[T], sent: object, *, repeatable: bool = False) -> Call[T]:
+def _post(path: str, answer: type[T], sent: object, *, repeatable: bool = False) -> Call[T]:
     return Call(
         method="POST",
         path=path,
@@ -261,33 +259,33 @@ def _posted(path: str, answer: type[T], sent: object, *, repeatable: bool = Fals
 
 def _reader(answer: type[U]) -> Callable[[Reply], U]:
     def read(reply: Reply) -> U:
-        refuse(reply)
+        raise_for_status(reply)
         return decoded(reply.body, answer)
 
     return read
 
 
 def decoded(body: bytes | msgspec.Raw, answer: type[U]) -> U:
-    """What a server sent as JSON; raises AnswerInvalid."""
+    """Decode JSON from a server; raises AnswerInvalid."""
     try:
         return msgspec.json.decode(body, type=answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        why = f"it cannot be understood: {error}."
+        reason = f"it cannot be understood: {error}."
         if bytes(body)[:100].lstrip().startswith(b"<"):
-            why = "it is a web page. Does this network want a login, or is the address wrong?"
-        raise AnswerInvalid(f"The answer is not one of Restante's: {why}") from error
+            reason = "it is a web page. Check the address, or log in to this network."
+        raise AnswerInvalid(f"The answer is not from a Restante server: {reason}") from error
 
 
 def body_of(row: wire.ActivityRow) -> Any:
-    """What a row carries, which has not been looked at before; raises AnswerInvalid."""
+    """Decode the body of a row, which is not validated with the page; raises AnswerInvalid."""
     return decoded(row.request_body, cast("type[Any]", Any))
 
 
 def _feed_page(reply: Reply) -> FeedPage:
-    refuse(reply)
+    raise_for_status(reply)
     rows = decoded(reply.body, list[wire.ActivityRow])
     if not all(0 < row.seq <= _MAX_SEQ for row in rows):
-        raise AnswerInvalid("The server's feed has rows with impossible numbers.")
+        raise AnswerInvalid("The server's feed has rows with an invalid seq.")
     rows.sort(key=lambda row: row.seq)
     highest = rows[-1].seq if rows else 0
     return FeedPage(
@@ -304,8 +302,8 @@ def _number(reply: Reply, header: str, default: int) -> int:
 
 
 def _extent(reply: Reply) -> Extent:
-    """Which bytes follow; raises AnswerInvalid if the head does not say, or contradicts itself."""
-    refuse(reply)
+    """Parse which bytes follow; raises AnswerInvalid for missing or contradictory headers."""
+    raise_for_status(reply)
     length = _number(reply, "Content-Length", -1)
     start, size = 0, length
     if reply.status == 206:
@@ -313,7 +311,7 @@ def _extent(reply: Reply) -> Extent:
         start, last, size = (int(number) for number in found.groups()) if found else (0, -1, -1)
         length = -1 if last + 1 != size or length != size - start else length
     if length < 0:
-        raise AnswerInvalid("The server does not say clearly how long the file is.")
+        raise AnswerInvalid("The server's headers do not give the length of the file.")
     return Extent(start, size, _digest(reply))
 
 
@@ -324,43 +322,43 @@ def _digest(reply: Reply) -> bytes:
     except binascii.Error:
         digest = b""
     if len(digest) != 32:
-        raise AnswerInvalid("The server does not say what the file's SHA-256 is.")
+        raise AnswerInvalid("The server's headers do not give the SHA-256 of the file.")
     return digest
 
 
-def refuse(reply: Reply) -> None:
-    """Raise what the server refused with, as the class of its code; return if it did not refuse."""
+def raise_for_status(reply: Reply) -> None:
+    """Raise the error class of the answer's code; does nothing for a success."""
     if reply.status in {200, 206}:
         return
     if 300 <= reply.status < 400:
-        elsewhere = printable(reply.headers.get("location", "nowhere"), max_length=_MAX_SENTENCE)
+        location = printable(
+            reply.headers.get("location", "nowhere"), max_length=_MAX_MESSAGE_LENGTH
+        )
         raise AnswerInvalid(
-            f"The server redirects to {elsewhere}; the token is not sent there. "
+            f"The server redirects to {location}; the token is not sent there. "
             "If that is the right address, use it."
         )
-    raise _refusal(reply)
+    raise _error_of(reply)
 
 
-def _refusal(reply: Reply) -> RestanteError:
+def _error_of(reply: Reply) -> RestanteError:
     try:
-        said = msgspec.json.decode(reply.body, type=dict[str, Any])
+        fields = msgspec.json.decode(reply.body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        said = {}
-    facts = {key: fact for key, fact in said.items() if isinstance(fact, str | int | float)}
+        fields = {}
+    facts = {key: fact for key, fact in fields.items() if isinstance(fact, str | int | float)}
     code = str(facts.pop("code", ""))
-    sentence = printable(str(facts.pop("error", "")), max_length=_MAX_SENTENCE)
+    message = printable(str(facts.pop("error", "")), max_length=_MAX_MESSAGE_LENGTH)
     facts["retry_after"] = _number(reply, "Retry-After", 0)
     known = _BY_CODE.get(code)
-    if known and sentence:
-        return known(sentence, **facts)
-    sentence = sentence or f"The server answered with status {reply.status} and no reason."
-    return ServerRefused(sentence, **facts | {"status": reply.status, "refused_as": code})
+    if known and message:
+        return known(message, **facts)
+    message = message or f"The server answered with status {reply.status} and no reason."
+    return ServerRefused(message, **facts | {"status": reply.status, "refused_as": code})
 
 
-_MAX_SENTENCE = 500
-
-# What a server cannot know, and must not claim.
-_OF_THIS_SIDE = {
+# Raised on this side only: a server that sends one of these codes is not believed.
+_CLIENT_ONLY = {
     errors.AnswerInvalid,
     errors.CommandFailed,
     errors.FileCorrupt,
@@ -376,7 +374,7 @@ _OF_THIS_SIDE = {
 def _by_code() -> dict[str, type[RestanteError]]:
     found = (item for item in vars(errors).values() if isinstance(item, type))
     classes = [c for c in found if issubclass(c, RestanteError) and c is not RestanteError]
-    return {error.code: error for error in classes if error not in _OF_THIS_SIDE}
+    return {error.code: error for error in classes if error not in _CLIENT_ONLY}
 
 
 _BY_CODE = _by_code()

@@ -1,29 +1,28 @@
 """
-The blocking client: the same calls for programs without an event loop.
+The blocking client: the methods of AsyncClient for programs without an event loop.
 
-It runs the asyncio client on a loop in a thread of its own, so it works wherever it is called from,
-and both clients stay one.
+It runs an AsyncClient on an event loop in its own thread, so it also works where another event loop
+is running.
 """
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 from uuid import UUID
 
 from restante import wire
-from restante.client.aio import AsyncClient
+from restante.client.aio import DEFAULT_LIMITS, AsyncClient, Limits
 from restante.client.calls import ROWS_PER_PAGE, Credentials, Cursor, FeedPage
-from restante.client.fetching import Progress
 from restante.client.poller import FileItem, Inbox, Item, MessageItem
-from restante.client.sending import Source, unheard
+from restante.client.sending import ProgressCallback, Source, no_progress
 from restante.delivery.rules import MAX_FILE_BYTES
 from restante.ids import FileId, WorkspaceId
 
 T = TypeVar("T")
-
 
 _END: Final = object()
 
@@ -37,27 +36,49 @@ class _Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it to its end; whoever stops waiting stops it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run a coroutine and return its result; cancel it if the wait is interrupted."""
+        future = asyncio.run_coroutine_threadsafe(_caught(work), self._loop)
         try:
-            return future.result()
+            result = future.result()
         finally:
             future.cancel()
+        if isinstance(result, _Raised):
+            raise result.error
+        return result
 
     def each(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items one by one."""
+        """Iterate over an async iterator."""
         while (item := self.run(_next(items))) is not _END:
             yield item  # pyright: ignore[reportReturnType]
 
     def close(self) -> None:
-        """End what still runs, and the thread."""
-        self.run(_wound_up())
+        """Cancel the running tasks and stop the thread."""
+        self.run(_cancel_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def _wound_up() -> None:
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: BaseException
+
+
+async def _caught(work: Coroutine[Any, Any, T]) -> T | _Raised:
+    """
+    Return an exception as a value, so that the caller gets the same object.
+
+    A future would copy a TimeoutError, and a SystemExit of a callback would stop the loop instead.
+    """
+    try:
+        return await work
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return _Raised(error)
+
+
+async def _cancel_tasks() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -89,12 +110,12 @@ class BlockingMessage:
         return self._item.body
 
     def ack(self) -> None:
-        """Note at the server that the feed has been handled up to here."""
+        """Record on the server that the feed has been handled up to this message."""
         self._loop.run(self._item.ack())
 
 
 class BlockingFile:
-    """A file that waits."""
+    """A file to fetch."""
 
     is_file: Final = True
 
@@ -111,18 +132,18 @@ class BlockingFile:
         directory: str | PathLike[str],
         *,
         max_bytes: int = MAX_FILE_BYTES,
-        progress: Progress = unheard,
+        progress: ProgressCallback = no_progress,
     ) -> Path:
-        """Fetch it into a directory and return its path; it is whole, checked and synced."""
+        """Fetch the file into a directory and return its path; see FileItem.save."""
         return self._loop.run(self._item.save(directory, max_bytes=max_bytes, progress=progress))
 
     def ack(self) -> None:
-        """Say that it has arrived: the server deletes it."""
+        """Acknowledge the file: the server deletes it."""
         self._loop.run(self._item.ack())
 
 
 class BlockingInbox:
-    """What arrives for a workspace, in order."""
+    """The files and messages of a workspace, in order."""
 
     def __init__(self, loop: _Loop, inbox: Inbox) -> None:
         self._loop = loop
@@ -130,12 +151,12 @@ class BlockingInbox:
 
     @property
     def cursor(self) -> Cursor | None:
-        """How far it has been read; keep it to go on from there."""
+        """How far the feed has been read; store it to resume there."""
         return self._inbox.cursor
 
     @property
     def missed(self) -> int:
-        """How many rows the server deleted before they were read."""
+        """The number of rows that were deleted before they were read."""
         return self._inbox.missed
 
     def __iter__(self) -> Iterator[BlockingFile | BlockingMessage]:
@@ -148,12 +169,21 @@ class BlockingInbox:
 
 
 class Client:
-    """Speaks to one server, as one workspace or as the admin; see AsyncClient for each call."""
+    """
+    Talks to one server, as one workspace or as the admin; AsyncClient documents each method.
+
+    Progress callbacks run in the client's thread.  They must not call the client.
+    """
 
     def __init__(
-        self, url: str, *, token: str | None = None, workspace_id: WorkspaceId | UUID | None = None
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        workspace_id: WorkspaceId | UUID | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._client = AsyncClient(url, token=token, workspace_id=workspace_id)
+        self._client = AsyncClient(url, token=token, workspace_id=workspace_id, limits=limits)
         self._running: _Loop | None = None
 
     @classmethod
@@ -176,22 +206,22 @@ class Client:
     @property
     def _loop(self) -> _Loop:
         if self._running is None:
-            raise RuntimeError("Use the client inside of `with`.")
+            raise RuntimeError("Use the client inside `with`.")
         return self._running
 
     @property
     def url(self) -> str:
-        """The server."""
+        """The server's address."""
         return self._client.url
 
     @property
     def is_registered(self) -> bool:
-        """Whether it is a workspace that has its token."""
+        """Whether the client has a workspace id and a token."""
         return self._client.is_registered
 
     @property
     def workspace_id(self) -> WorkspaceId:
-        """Who we are; raises BadRequest for a client that is no workspace."""
+        """The client's workspace; raises BadRequest if it has none."""
         return self._client.workspace_id
 
     def register(
@@ -201,21 +231,21 @@ class Client:
         registration_token: str | None = None,
         card: Mapping[str, Any] | None = None,
     ) -> Credentials:
-        """Register a new workspace that polls, and be it from now on."""
+        """Register a new workspace in poll mode; the client acts as that workspace afterwards."""
         return self._loop.run(
             self._client.register(name, registration_token=registration_token, card=card)
         )
 
     def rename(self, name: str) -> None:
-        """Change what the workspace is called."""
+        """Change the workspace's name."""
         self._loop.run(self._client.rename(name))
 
     def heartbeat(self, *, active_tasks: int = 0, current_task: str = "") -> None:
-        """Say that the workspace lives and what it is doing."""
+        """Report that the workspace is alive and what it is working on."""
         self._loop.run(self._client.heartbeat(active_tasks=active_tasks, current_task=current_task))
 
     def inbox(self, cursor: Cursor | None = None, *, once: bool = False) -> BlockingInbox:
-        """What arrives for the workspace, in order: `for item in client.inbox()`."""
+        """The files and messages of the workspace, in order: `for item in client.inbox()`."""
         return BlockingInbox(self._loop, self._client.inbox(cursor, once=once))
 
     def feed(
@@ -232,27 +262,27 @@ class Client:
         )
 
     def acknowledge_feed(self, seq: int) -> None:
-        """Note how far the feed has been handled."""
+        """Record on the server that the feed has been handled up to this row."""
         self._loop.run(self._client.acknowledge_feed(seq))
 
     def pending(self) -> Iterator[wire.PendingUpload]:
-        """Every file that waits, oldest first."""
+        """All pending uploads, oldest first."""
         return self._loop.each(self._client.pending())
 
     def acknowledge(self, file_id: FileId | UUID) -> None:
-        """The workspace has the file."""
+        """Acknowledge a file: the workspace has it, and the server deletes it."""
         self._loop.run(self._client.acknowledge(file_id))
 
     def reopen(self, file_id: FileId | UUID) -> None:
-        """The file was acknowledged and then lost: let it wait again."""
+        """Make an acknowledged file pending again, for a workspace that lost it."""
         self._loop.run(self._client.reopen(file_id))
 
     def workspaces(self) -> Iterator[wire.WorkspaceView]:
-        """Every workspace, for the admin."""
+        """All workspaces; needs the admin token."""
         return self._loop.each(self._client.workspaces())
 
     def send_message(self, to: WorkspaceId | UUID, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a JSON-RPC message.  It is sent once: after a lost answer it may have arrived."""
+        """Send a JSON-RPC message once; after ServerUnreachable it may have been delivered."""
         return self._loop.run(self._client.send_message(to, message))
 
     def send_files(
@@ -261,9 +291,9 @@ class Client:
         files: Sequence[Source],
         *,
         ttl_seconds: int | None = None,
-        progress: Progress = unheard,
+        progress: ProgressCallback = no_progress,
     ) -> list[wire.StagedFile]:
-        """Send files in one request: the workspace gets all of them, or none."""
+        """Send files in one request: the workspace gets all of them or none."""
         return self._loop.run(
             self._client.send_files(to, files, ttl_seconds=ttl_seconds, progress=progress)
         )

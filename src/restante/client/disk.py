@@ -1,8 +1,8 @@
 """
-Received files on disk: written apart, synced, and given their name in one step.
+Received files on disk: written to a partial file, synced, then linked to their final name.
 
-Everything goes through the descriptor of a directory that was opened without following a link, so
-no name a server invents reaches outside of it, and no file is ever replaced.
+All access goes through the descriptor of a directory that was opened without following links.  So
+no name that a server invents reaches outside of it, and no existing file is replaced.
 """
 
 import errno
@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -25,12 +25,12 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.E
 
 @contextmanager
 def disk_errors(what: Path) -> Iterator[None]:
-    """What the system says about a disk, as a sentence."""
+    """Translate an OSError into FolderFull or FolderUnusable."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise FolderFull(f"There is no room left for {what}: free some space.") from error
+            raise FolderFull(f"There is no space left for {what}: free some space.") from error
         raise FolderUnusable(f"{what} cannot be used: {error.strerror or error}.") from error
 
 
@@ -44,9 +44,9 @@ class Directory:
     @classmethod
     def open(cls, root: Path, *below: str) -> Self:
         """
-        Open a directory below the root, making what is missing, for its owner only.
+        Open a directory below the root and create what is missing, with mode 0700.
 
-        The root may be reached through links, for its owner chose it; below it none is followed.
+        The root may be a link, because its owner chose it; below it no link is followed.
         """
         path = root
         with disk_errors(path):
@@ -54,11 +54,11 @@ class Directory:
             descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for name in below:
             path = path / name
-            descriptor = _step_down(descriptor, name, path)
+            descriptor = _open_below(descriptor, name, path)
         return cls(path.absolute(), descriptor)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self.descriptor)
 
     def __enter__(self) -> Self:
@@ -68,55 +68,55 @@ class Directory:
         self.close()
 
     def names(self) -> list[str]:
-        """What is in it."""
+        """The names of its entries."""
         with disk_errors(self.path):
             return os.listdir(self.descriptor)  # noqa: PTH208 - a path could be followed
 
     def has(self, name: str) -> bool:
-        """Whether there is anything of this name, be it a link to nowhere."""
+        """Whether the name exists, even as a dangling link."""
         with disk_errors(self.path / name), suppress(FileNotFoundError):
             os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
             return True
         return False
 
     def has_other_name(self, name: str) -> bool:
-        """Whether the file has another name too, wherever that is by now."""
+        """Whether the file has a second hard link, in any directory."""
         with disk_errors(self.path / name):
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_nlink > 1
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file; does nothing if it does not exist."""
         with disk_errors(self.path / name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
 
     def sync(self) -> None:
-        """Make names durable."""
+        """Make the names in the directory durable."""
         with disk_errors(self.path):
             os.fsync(self.descriptor)
 
     def partial(self, name: str) -> "Partial":
-        """Open a file that is being received; what an earlier run left in it is still there."""
+        """Open a partial file with the bytes of earlier attempts; raises FolderInUse."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with disk_errors(self.path / name):
             descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         try:
-            is_collecting = self._is_collecting(name, descriptor)
+            is_locked = self._lock_partial(name, descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        if is_collecting:
-            return Partial(self.path / name, descriptor)
+        if is_locked:
+            return Partial(self, name, descriptor)
         os.close(descriptor)
         return self.partial(name)
 
-    def _is_collecting(self, name: str, descriptor: int) -> bool:
+    def _lock_partial(self, name: str, descriptor: int) -> bool:
         """
-        Have the file for us alone, and see that it is not one that has arrived.
+        Lock the file; False if it has been placed or removed meanwhile.
 
-        What would be written to it then would change the file that somebody has.
+        Writing to a placed file would change the file that its owner has.
         """
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise FolderUnusable(f"{self.path / name} is not a plain file: remove it.")
+            raise FolderUnusable(f"{self.path / name} is not a regular file: remove it.")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -134,12 +134,31 @@ class Directory:
             return True
         return ours.st_nlink > 1 or not os.path.samestat(ours, named)
 
+    def remove_stale_partials(self, names: Iterable[str], *, written_before: float) -> None:
+        """Remove partial files last written before this time, unless a process has them open."""
+        for name in names:
+            with suppress(OSError):
+                self._remove_stale_partial(name, written_before)
+
+    def _remove_stale_partial(self, name: str, written_before: float) -> None:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=self.descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = os.fstat(descriptor)
+            named = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+            is_stale = stat.S_ISREG(ours.st_mode) and ours.st_mtime < written_before
+            if is_stale and os.path.samestat(ours, named):
+                os.unlink(name, dir_fd=self.descriptor)
+        finally:
+            os.close(descriptor)
+
     def place(self, partial: str, into: "Directory", name: str) -> Path:
         """
-        Give a received file its name; raises FolderUnusable if there is anything of that name.
+        Give a received file its final name; raises FolderUnusable if the name exists.
 
-        After a crash in between it has both names; `has_other_name` tells that it was placed, even
-        if it has been moved since.
+        After a crash in between, the file has both names.  `has_other_name` then shows that it was
+        placed, even if it has been moved since.
         """
         path = into.path / name
         with disk_errors(path):
@@ -153,13 +172,13 @@ class Directory:
         try:
             os.link(partial, name, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
         except OSError as error:
-            # Some filesystems know no links; a look and a rename is the best they can do.
+            # Filesystems without hard links can only check for the name and then rename.
             if error.errno not in _NO_LINKS or into.has(name):
                 raise
             os.rename(partial, name, src_dir_fd=here, dst_dir_fd=there)
 
 
-def _step_down(descriptor: int, name: str, path: Path) -> int:
+def _open_below(descriptor: int, name: str, path: Path) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with disk_errors(path):
@@ -171,32 +190,40 @@ def _step_down(descriptor: int, name: str, path: Path) -> int:
 
 
 class Partial:
-    """A file that is being received."""
+    """A file that is being received, locked against other processes until it is closed."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
+    def __init__(self, directory: Directory, name: str, descriptor: int) -> None:
+        self.path = directory.path / name
+        self._directory = directory
+        self._name = name
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
         self._hash = hashlib.sha256()
-        self._on_its_way = 0
+        self._flushed_bytes = 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        """Close the file; after an error, remove it if there is nothing to resume."""
+        try:
+            if error is not None and not self.size:
+                with suppress(FolderUnusable):
+                    self._directory.remove(self._name)
+        finally:
+            os.close(self._descriptor)
 
     @property
     def sha256(self) -> bytes:
-        """Of what is in it since it was last cut."""
+        """The hash of everything up to `size`; valid after a `truncate`."""
         return self._hash.digest()
 
-    def cut(self, size: int) -> None:
-        """Keep only the beginning, and hash what is kept."""
+    def truncate(self, size: int) -> None:
+        """Keep only the first bytes, and hash them."""
         with disk_errors(self.path):
             os.ftruncate(self._descriptor, size)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
-            self.size = self._on_its_way = size
+            self.size = self._flushed_bytes = size
             self._hash = hashlib.sha256()
             while piece := os.read(self._descriptor, _READ_BYTES):
                 self._hash.update(piece)
@@ -209,16 +236,18 @@ class Partial:
                 view = view[os.write(self._descriptor, view) :]
         self._hash.update(piece)
         self.size += len(piece)
-        if self.size - self._on_its_way >= _WRITE_BEHIND_BYTES:
-            self._write_behind()
+        if self.size - self._flushed_bytes >= _WRITE_BEHIND_BYTES:
+            self._start_flush()
 
-    def _write_behind(self) -> None:
-        """Let the disk begin, so that `sync` has little left to wait for."""
+    def _start_flush(self) -> None:
+        """Start writing to the disk now, so that `sync` has less to wait for."""
         if hasattr(os, "posix_fadvise"):
-            fresh = self.size - self._on_its_way
+            unflushed = self.size - self._flushed_bytes
             with suppress(OSError):
-                os.posix_fadvise(self._descriptor, self._on_its_way, fresh, os.POSIX_FADV_DONTNEED)
-        self._on_its_way = self.size
+                os.posix_fadvise(
+                    self._descriptor, self._flushed_bytes, unflushed, os.POSIX_FADV_DONTNEED
+                )
+        self._flushed_bytes = self.size
 
     def sync(self) -> None:
         """Make the contents durable."""

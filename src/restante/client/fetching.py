@@ -1,26 +1,25 @@
-"""Brings the bytes of a waiting file to disk: goes on where it was cut off, and checks the hash."""
+"""Fetches a pending upload into a partial file: resumes it, retries, and checks the hash."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
 from restante.client.calls import Extent
 from restante.client.disk import Partial
-from restante.client.patience import Patience, is_passing
+from restante.client.retry import Backoff, is_retryable
+from restante.client.sending import ProgressCallback
 from restante.delivery.rules import MAX_FILE_BYTES
-from restante.errors import AnswerInvalid, FileCorrupt, FileTooLarge, RestanteError
+from restante.errors import AnswerInvalid, FileCorrupt, FileTooLarge, RestanteError, UploadGone
 from restante.ids import FileId
 
-_TRIES = 4
-
-Progress = Callable[[int], None]
+_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingFile:
-    """A file as its announcement describes it."""
+    """A file as its feed row describes it."""
 
     file_id: FileId
     name: str
@@ -36,17 +35,17 @@ class Fetch:
     pieces: AsyncIterator[bytes]
 
 
-class Source(Protocol):
-    """Where bytes come from."""
+class Fetcher(Protocol):
+    """Opens a download; AsyncClient is one."""
 
     def fetch(self, file_id: FileId, start: int = 0) -> AbstractAsyncContextManager[Fetch]: ...
 
 
 def check_size(file: WaitingFile, max_bytes: int = MAX_FILE_BYTES) -> None:
-    """Refuse what is larger than we take, whatever the server allows."""
+    """Raise FileTooLarge for a file above our own limit, whatever the server allows."""
     if file.size > max_bytes:
         raise FileTooLarge(
-            f"{file.name} has {file.size} bytes, and this side takes at most {max_bytes}.",
+            f"{file.name} has {file.size} bytes, and this side accepts at most {max_bytes}.",
             filename=file.name,
             size=file.size,
             max=max_bytes,
@@ -54,47 +53,65 @@ def check_size(file: WaitingFile, max_bytes: int = MAX_FILE_BYTES) -> None:
 
 
 async def fetch_whole(
-    source: Source, file: WaitingFile, partial: Partial, progress: Progress
+    fetcher: Fetcher, file: WaitingFile, partial: Partial, progress: ProgressCallback
 ) -> None:
     """
-    Fetch a file to its end and sync it; a few interruptions in a row are borne.
+    Fetch a file into a partial file and sync it; a retryable failure is retried a few times.
 
-    Raises FileCorrupt when what came is not the file; then nothing of it is kept.
+    Attempts that received at least one byte do not count.  Raises FileCorrupt when the SHA-256
+    differs and UploadGone when the server no longer has the file; both leave the partial file
+    empty.  An exception of the callback ends the fetch and is raised as it is; what was received
+    can be resumed.
     """
-    patience = Patience(longest_seconds=4)
+    # The callback runs here, outside of the code that handles exceptions of the connection.
+    async with aclosing(_fetch_with_retries(fetcher, file, partial)) as sizes:
+        async for size in sizes:
+            progress(size)
+    await asyncio.to_thread(partial.sync)
+
+
+async def _fetch_with_retries(
+    fetcher: Fetcher, file: WaitingFile, partial: Partial
+) -> AsyncGenerator[int, None]:
+    backoff = Backoff(max_seconds=4)
     while True:
-        had = partial.size
+        size_before = partial.size
         try:
-            await _fetch_rest(source, file, partial, progress)
+            async with aclosing(_fetch_rest(fetcher, file, partial)) as sizes:
+                async for size in sizes:
+                    yield size
+        except UploadGone:
+            partial.truncate(0)
+            raise
         except RestanteError as error:
-            if partial.size > had:
-                patience.succeeded()
-            pause = patience.failed(error)
-            if not is_passing(error) or patience.failures >= _TRIES:
+            if partial.size > size_before:
+                backoff.reset()
+            delay = backoff.next_delay(error)
+            if not is_retryable(error) or backoff.failures >= _ATTEMPTS:
                 raise
         else:
-            await asyncio.to_thread(partial.sync)
             return
-        await asyncio.sleep(pause)
+        await asyncio.sleep(delay)
 
 
 async def _fetch_rest(
-    source: Source, file: WaitingFile, partial: Partial, progress: Progress
-) -> None:
-    # The last byte is always fetched, because the answer to it tells the hash of the whole.
+    fetcher: Fetcher, file: WaitingFile, partial: Partial
+) -> AsyncGenerator[int, None]:
+    """Append what is missing; yields the size after each piece."""
+    # The last byte is always fetched, because its answer carries the hash of the whole file.
     start = max(min(partial.size, file.size - 1), 0)
-    async with source.fetch(file.file_id, start) as fetch:
+    async with fetcher.fetch(file.file_id, start) as fetch:
         _check_extent(fetch.extent, file, start)
-        partial.cut(fetch.extent.start)
+        partial.truncate(fetch.extent.start)
         async for piece in fetch.pieces:
             if partial.size + len(piece) > file.size:
-                partial.cut(0)
+                partial.truncate(0)
                 raise AnswerInvalid(f"{file.name} is longer than the server announced.")
             partial.write(piece)
-            progress(partial.size)
+            yield partial.size
     if partial.size != file.size or partial.sha256 != fetch.extent.sha256:
-        partial.cut(0)
-        raise FileCorrupt(f"What came of {file.name} is not what was sent: its SHA-256 differs.")
+        partial.truncate(0)
+        raise FileCorrupt(f"The received bytes of {file.name} are corrupt: the SHA-256 differs.")
 
 
 def _check_extent(extent: Extent, file: WaitingFile, start: int) -> None:
@@ -103,4 +120,4 @@ def _check_extent(extent: Extent, file: WaitingFile, start: int) -> None:
             f"{file.name} was announced with {file.size} bytes and has {extent.size}."
         )
     if extent.start not in {0, start}:
-        raise AnswerInvalid(f"The server sent another part of {file.name} than was asked for.")
+        raise AnswerInvalid(f"The server sent a different range of {file.name} than requested.")

@@ -1,8 +1,8 @@
 """
 A workspace's folder: its credentials, its progress, and the files it has received.
 
-    <root>/.molecule/chat-uploads/<32 hex>-<name>    what arrived
-    <root>/.molecule/restante/                       credentials, progress, and what is arriving
+    <root>/.molecule/chat-uploads/<32 hex>-<name>    received files
+    <root>/.molecule/restante/                       credentials, progress, and partial files
 """
 
 from contextlib import ExitStack, closing
@@ -26,7 +26,7 @@ _PARTIAL = ".part"
 
 
 def kept_credentials(root: Path) -> Credentials | None:
-    """The credentials in a folder, None if no workspace has been registered from it."""
+    """The credentials stored in a folder, None if it has none."""
     path = root / HOME / OURS / _CREDENTIALS
     try:
         return msgspec.json.decode(path.read_bytes(), type=Credentials)
@@ -37,7 +37,7 @@ def kept_credentials(root: Path) -> Credentials | None:
 
 
 class Folder:
-    """An open folder; one process has it at a time."""
+    """An open folder; only one process can have it open."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -51,11 +51,11 @@ class Folder:
 
     @classmethod
     def open(cls, root: Path) -> Self:
-        """Open a folder, making it if it is not there; raises FolderInUse."""
+        """Open a folder and create it if needed; raises FolderInUse."""
         return cls(root)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Close the folder, so that another process can open it."""
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -66,11 +66,11 @@ class Folder:
 
     @property
     def credentials_path(self) -> Path:
-        """Where the credentials are kept."""
+        """The path of the credentials file."""
         return self._ours.path / _CREDENTIALS
 
     def keep(self, credentials: Credentials) -> None:
-        """Write the credentials for the next time, readable by their owner only."""
+        """Store the credentials, readable by their owner only."""
         new = _CREDENTIALS + ".new"
         self._ours.remove(new)
         with self._ours.partial(new) as file:
@@ -80,51 +80,51 @@ class Folder:
             (self._ours.path / new).replace(self.credentials_path)
             self._ours.sync()
 
-    def arriving(self, file_id: FileId) -> Partial:
-        """Where the bytes of a file are collected."""
+    def partial(self, file_id: FileId) -> Partial:
+        """Open the partial file of an upload."""
         return self._partials.partial(f"{file_id}{_PARTIAL}")
 
-    def intend(self, file_id: FileId, name: str) -> str:
-        """Choose the name of a file that is whole, and note it before the file gets it."""
+    def choose_name(self, file_id: FileId, name: str) -> str:
+        """Choose the final name of a complete file, and record it before the file is placed."""
         chosen = unique_name(name)
-        self.progress.note(file_id, chosen, State.PLACING)
+        self.progress.record(file_id, chosen, State.PLACING)
         return chosen
 
     def place(self, file_id: FileId, name: str) -> Path:
         """
-        Give a file the name that was noted, unless an earlier run did.
+        Give a file its recorded name, unless an earlier run did.
 
-        With neither the name nor the collected bytes there, it was placed and taken away since.
+        If neither the file nor its partial file exists, it was placed and moved away since.
         """
         partial = f"{file_id}{_PARTIAL}"
-        if not self.uploads.has(name) and self._waits_for_its_name(partial):
+        if not self.uploads.has(name) and self._is_unplaced(partial):
             self._partials.place(partial, self.uploads, name)
         else:
             self.uploads.sync()
             self._partials.remove(partial)
         return self.uploads.path / name
 
-    def _waits_for_its_name(self, partial: str) -> bool:
+    def _is_unplaced(self, partial: str) -> bool:
         return self._partials.has(partial) and not self._partials.has_other_name(partial)
 
-    def was_taken(self, file_id: FileId, received: Received) -> bool:
-        """Whether a file was placed, and is there no more."""
+    def was_moved_away(self, file_id: FileId, received: Received) -> bool:
+        """Whether a file was placed and no longer exists under its name."""
         partial = f"{file_id}{_PARTIAL}"
-        return not self.has(received) and not self._waits_for_its_name(partial)
+        return not self.has(received) and not self._is_unplaced(partial)
 
     def has(self, received: Received) -> bool:
-        """Whether a received file is still where it was put."""
+        """Whether a received file still exists under its name."""
         return self.uploads.has(received.name)
 
-    def forget_arriving(self, *, keep: set[FileId]) -> None:
-        """Remove the bytes of files that no longer wait."""
+    def remove_partials(self, *, keep: set[FileId]) -> None:
+        """Remove the partial files of all uploads but these."""
         for name in self._partials.names():
             file_id = as_uuid(name.removesuffix(_PARTIAL))
             if file_id is None or FileId(file_id) not in keep:
                 self._partials.remove(name)
 
     def uri_of(self, file_id: FileId) -> str | None:
-        """How a message names a file that has arrived."""
+        """The URI of a received file, None if it has not been received."""
         received = self.progress.received(file_id)
         if received is None or (received.state is State.PLACING and not self.has(received)):
             return None

@@ -1,10 +1,8 @@
 """
-What is in a message: its words, and the files it names.
+The content of a message: its text, and the URIs of the files it refers to.
 
-Messages name files that were still on their way; here those names become the files' own.
-
-`platform-pending:<workspace>/<file>` is where the server keeps a file, `workspace:<path>` where the
-workspace has it.
+A sender refers to a file as `platform-pending:<workspace>/<file>`, its place on the server.  After
+it was received, the URI is rewritten to `workspace:<path>`.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,27 +11,26 @@ from typing import Any, cast
 from restante.delivery.rules import PENDING
 from restante.ids import FileId, WorkspaceId, as_uuid
 
-# Where messages have their parts.
+# Where a message may have its `parts`.
 _PLACES = ((), ("params",), ("params", "message"))
 
 Lookup = Callable[[str], str | None]
 
 
 def pending_file(uri: str, workspace_id: WorkspaceId) -> FileId | None:
-    """The file of this workspace that a URI names, None if it names something else."""
-    whose, _, file = uri.removeprefix(PENDING).partition("/")
+    """The file of this workspace that a URI refers to, None for any other URI."""
+    owner, _, file = uri.removeprefix(PENDING).partition("/")
     file_id = as_uuid(file)
-    if not uri.startswith(PENDING) or file_id is None or as_uuid(whose) != workspace_id:
+    if not uri.startswith(PENDING) or file_id is None or as_uuid(owner) != workspace_id:
         return None
     return FileId(file_id)
 
 
 def rewritten(body: Any, known: Lookup) -> Any:
     """
-    The same message with the URIs that are known replaced; the original is left as it is.
+    Return a copy of a message with its known file URIs replaced.
 
-    Parts are looked for where messages have them: in `parts`, `params.parts` and
-    `params.message.parts`.
+    Only `parts`, `params.parts` and `params.message.parts` are searched.
     """
     for place in _PLACES:
         body = _rewritten_at(body, place, known)
@@ -41,7 +38,7 @@ def rewritten(body: Any, known: Lookup) -> Any:
 
 
 def text_of(body: Any) -> str:
-    """The words of a message, and how many files it names; for people."""
+    """The text of a message and the number of its files, for display."""
     parts = [part for place in _PLACES for part in _parts_at(body, place)]
     texts = [text for part in parts if isinstance(text := _field(part, "text"), str)]
     files = sum(_field(part, "file") is not None for part in parts)

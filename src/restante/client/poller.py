@@ -1,8 +1,8 @@
 """
 Follows a workspace's feed: `async for item in inbox`.
 
-Asking for the next item says that the one before has been dealt with.  Whoever stops in the middle,
-or crashes, gets that item again, and perhaps the few before it on its page.
+Asking for the next item marks the previous one as handled.  After a crash the item that was not
+handled comes again, and possibly those before it on the same page.
 """
 
 import asyncio
@@ -19,22 +19,25 @@ from restante import wire
 from restante.client import calls
 from restante.client.calls import Cursor, FeedPage, body_of, decoded
 from restante.client.disk import Directory
-from restante.client.fetching import Progress, WaitingFile, check_size, fetch_whole
-from restante.client.patience import Patience, is_passing
-from restante.client.sending import unheard
+from restante.client.fetching import WaitingFile, check_size, fetch_whole
+from restante.client.retry import Backoff, is_retryable
+from restante.client.sending import ProgressCallback, no_progress
 from restante.delivery.rules import MAX_FILE_BYTES, UPLOAD_METHOD, clean_name
 from restante.errors import AnswerInvalid, CursorGone, RestanteError
-from restante.ids import ActivityId, FileId
+from restante.ids import ActivityId, FileId, as_uuid
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
 
 WAIT_SECONDS = 30
-_SHORTEST_WAIT_SECONDS = 1
+_MIN_POLL_SECONDS = 1
+
+# By default no server keeps an upload longer.  Where one does, the file is fetched from the start.
+_STALE_PARTIAL_SECONDS = 7 * 24 * 3600
 
 
 class _Announced(msgspec.Struct, frozen=True, rename={"mime_type": "mimeType"}):
-    """What the row of a file carries."""
+    """The body of a row that announces a file."""
 
     file_id: UUID
     name: str
@@ -57,7 +60,7 @@ class MessageItem:
 
     @property
     def method(self) -> str:
-        """What the message asks for, such as `message/send`."""
+        """The JSON-RPC method, such as `message/send`."""
         return self.row.method or ""
 
     @property
@@ -66,12 +69,12 @@ class MessageItem:
         return body_of(self.row)
 
     async def ack(self) -> None:
-        """Note at the server that the feed has been handled up to here."""
+        """Record on the server that the feed has been handled up to this message."""
         await self._client.acknowledge_feed(self.seq)
 
 
 class FileItem:
-    """A file that waits."""
+    """A file to fetch."""
 
     is_file: Final = True
 
@@ -86,7 +89,7 @@ class FileItem:
 
     @property
     def name(self) -> str:
-        """Its name, safe on every filesystem."""
+        """The file name, safe on every filesystem."""
         return self.file.name
 
     async def save(
@@ -94,22 +97,28 @@ class FileItem:
         directory: str | os.PathLike[str],
         *,
         max_bytes: int = MAX_FILE_BYTES,
-        progress: Progress = unheard,
+        progress: ProgressCallback = no_progress,
     ) -> Path:
         """
-        Fetch it into a directory and return its path; it is whole, checked and synced.
+        Fetch the file into a directory and return its path; it is complete, verified and synced.
 
-        The name begins with random digits, so that no file is ever replaced.  A download that was
-        cut off goes on where it stopped.  Raises UploadGone if it waits no more.
+        The name starts with random hex digits, so that no file is replaced.  An interrupted
+        download is resumed from its partial file, `.<file id>.part`.  Raises UploadGone if the
+        server no longer has the file.  An exception that `progress` raises ends the download and
+        is raised here.
+
+        Partial files in the directory that are a week old and in use by no process are removed.
         """
         check_size(self.file, max_bytes)
+        path = Path(directory)
         partial_name = f".{self.file.file_id}.part"
-        with Directory.open(Path(directory)) as folder, folder.partial(partial_name) as partial:
+        with Directory.open(path) as folder, folder.partial(partial_name) as partial:
+            await asyncio.to_thread(_remove_stale_partials, path)
             await fetch_whole(self._client, self.file, partial, progress)
             return folder.place(partial_name, folder, unique_name(self.name))
 
     async def ack(self) -> None:
-        """Say that it has arrived: the server deletes it."""
+        """Acknowledge the file: the server deletes it."""
         await self._client.acknowledge(self.file.file_id)
 
 
@@ -117,14 +126,27 @@ Item = FileItem | MessageItem
 
 
 def unique_name(name: str) -> str:
-    """A name that nothing has yet."""
+    """A file name that does not exist yet."""
     return f"{os.urandom(16).hex()}-{name}"
 
 
+def _remove_stale_partials(path: Path) -> None:
+    """Remove the partial files of uploads that failed and then expired: they are never resumed."""
+    with Directory.open(path) as directory:
+        partials = [name for name in directory.names() if _is_partial(name)]
+        directory.remove_stale_partials(
+            partials, written_before=time.time() - _STALE_PARTIAL_SECONDS
+        )
+
+
+def _is_partial(name: str) -> bool:
+    return name[:1] == "." and name[-5:] == ".part" and as_uuid(name[1:-5]) is not None
+
+
 def announced(row: wire.ActivityRow) -> WaitingFile | None:
-    """The file that a row announces, None if it announces none."""
+    """The file that a row announces, None for a message."""
     if row.method != UPLOAD_METHOD or row.source_id is not None:
-        return None  # another workspace can send a message of that name, and no file
+        return None  # only the server announces files; a workspace could forge such a message
     try:
         sent = decoded(row.request_body, _Announced)
     except AnswerInvalid:
@@ -133,19 +155,19 @@ def announced(row: wire.ActivityRow) -> WaitingFile | None:
 
 
 class Inbox:
-    """What arrives for a workspace, in order."""
+    """The files and messages of a workspace, in order."""
 
     def __init__(self, client: "AsyncClient", cursor: Cursor | None, *, once: bool = False) -> None:
         self._client = client
         self._once = once
         self._until: int | None = None
-        self._lost_in_a_row = 0
+        self._cursor_losses = 0
         self._is_marked = True
         self.cursor = cursor
         self.missed = 0
 
     async def __aiter__(self) -> AsyncIterator[Item]:
-        patience = Patience()
+        backoff = Backoff()
         while True:
             try:
                 await self.mark()
@@ -153,30 +175,30 @@ class Inbox:
                     return
                 items = await self.page(0 if self._once else WAIT_SECONDS)
             except RestanteError as error:
-                if not is_passing(error):
+                if not is_retryable(error):
                     raise
-                await asyncio.sleep(patience.failed(error))
+                await asyncio.sleep(backoff.next_delay(error))
                 continue
-            patience.succeeded()
+            backoff.reset()
             for item in items:
                 yield item
                 self.consumed(item)
 
     async def mark(self) -> None:
-        """Note at the server how far we are, unless it knows."""
+        """Record on the server how far the feed has been handled, if that has changed."""
         if self.cursor and not self._is_marked:
             await self._client.acknowledge_feed(self.cursor.seq)
         self._is_marked = True
 
     @property
     def at_end(self) -> bool:
-        """Whether everything has been consumed that was there when reading began."""
+        """Whether every row that existed when reading started has been consumed."""
         return (
             self._until is not None and self.cursor is not None and (self.cursor.seq >= self._until)
         )
 
     def consumed(self, item: Item) -> None:
-        """Go on after this item from now on."""
+        """Mark an item as handled: the next page starts after it."""
         before = self.cursor.seq if self.cursor else item.seq - 1
         self.missed += max(item.seq - before - 1, 0)
         self.cursor = Cursor(item.seq, ActivityId(item.row.id))
@@ -184,11 +206,11 @@ class Inbox:
 
     async def page(self, wait_seconds: float = 0) -> list[Item]:
         """
-        The next items, perhaps none; the same ones again until they are `consumed`.
+        The next items, possibly none; the same ones again until they are `consumed`.
 
-        When rows were deleted before they were read, `missed` has grown by their number.
+        `missed` grows by the number of rows that were deleted before they were read.
         """
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             cursor = self.cursor = self.cursor or await self._beginning()
             page = await self._read(cursor, wait_seconds)
@@ -196,26 +218,26 @@ class Inbox:
             self._start_over(gone)
             return []
         if not page.rows:
-            # A server that is about to stop does not wait, and one may not know how to.
-            until = began + min(wait_seconds, _SHORTEST_WAIT_SECONDS)
+            # A server that is shutting down, or does not know `wait`, answers at once.
+            until = started_at + min(wait_seconds, _MIN_POLL_SECONDS)
             await asyncio.sleep(max(until - time.monotonic(), 0))
-        self._lost_in_a_row = 0
+        self._cursor_losses = 0
         if self._until is None or not page.rows:
             self._until = page.latest_seq if page.rows else cursor.seq
         return [self._item(row) for row in self._fresh(page, cursor)]
 
     async def _read(self, cursor: Cursor, wait_seconds: float) -> FeedPage:
-        """Whoever follows a feed for ever has patience of their own, and tries once."""
+        """Read a page; an endless inbox retries in its own loop, so it makes one attempt here."""
         call = calls.feed(
             self._client.workspace_id,
             cursor,
             wait_seconds=wait_seconds,
             limit=calls.ROWS_PER_PAGE,
         )
-        return await self._client.send(call, tries=4 if self._once else 1)
+        return await self._client.send(call, attempts=4 if self._once else 1)
 
     async def _beginning(self) -> Cursor:
-        """Where the workspace last said that it had handled its feed, or what is left of it."""
+        """The last acknowledged row, or the row before the oldest one that still exists."""
         page = await self._client.feed(None, limit=1)
         trimmed = page.lowest_seq - 1
         self.missed += max(trimmed - page.acked_seq, 0)
@@ -229,14 +251,14 @@ class Inbox:
 
     def _start_over(self, gone: CursorGone) -> None:
         """
-        Go on with the oldest row that is left.
+        Continue with the oldest row that still exists.
 
-        If it lies before our place, this is not the feed that we read before: it was reset, or
-        restored and has grown since.  Then all of it is new.
+        If that row is before our cursor, the feed was reset or restored from a backup.  Then all
+        of its rows are read.
         """
-        self._lost_in_a_row += 1
-        if self._lost_in_a_row > 2:
-            raise AnswerInvalid("The server keeps saying that our place in the feed is gone.")
+        self._cursor_losses += 1
+        if self._cursor_losses > 2:
+            raise AnswerInvalid("The server rejects every position in its feed as gone.")
         lowest = gone.facts.get("lowest_seq")
         at = self.cursor.seq if self.cursor else 0
         if not isinstance(lowest, int) or lowest < 1:

@@ -1,8 +1,8 @@
 """
-What a workspace has received so far, kept on disk so that a crash at any instant loses nothing.
+What a workspace has received so far, in SQLite, so that a crash at any time loses nothing.
 
-A file is noted before it gets its name, so a later run can tell whether it was placed, even if
-somebody has taken it away since.  Only the newest files are remembered.
+A file is recorded before it gets its name.  So a later run knows whether it was placed, even if it
+has been moved away since.  Only the newest files are remembered.
 """
 
 import sqlite3
@@ -18,7 +18,7 @@ from restante.client.calls import Cursor
 from restante.errors import FolderFull, FolderInUse, FolderUnusable
 from restante.ids import ActivityId, FileId
 
-REMEMBERED_FILES = 10_000
+MAX_FILES = 10_000
 
 _CURSOR_TABLE = """
 create table if not exists cursor (
@@ -34,16 +34,16 @@ create table if not exists files (
 
 
 class State(StrEnum):
-    """How far a file has come."""
+    """The state of a received file."""
 
-    PLACING = "placing"  # it is whole, and is being given its name
+    PLACING = "placing"  # complete, and about to get its name
     HANDLED = "handled"  # its command has succeeded
-    ACKED = "acked"  # the server knows that we have it
+    ACKED = "acked"  # acknowledged to the server
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A file that came to its name."""
+    """A file whose name has been chosen."""
 
     name: str
     state: State
@@ -52,14 +52,15 @@ class Received:
 class Progress:
     """The cursor and the files, in one small database."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, max_files: int) -> None:
         self._path = path
         self._connection = connection
+        self._max_files = max_files
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open it for this process alone; raises FolderInUse if another one has it."""
-        with _sentences(path), ExitStack() as opened:
+    def open(cls, path: Path, *, max_files: int = MAX_FILES) -> Self:
+        """Open the database for this process only; raises FolderInUse if another has it open."""
+        with _translated_errors(path), ExitStack() as opened:
             connection = sqlite3.connect(path, timeout=0, isolation_level=None)
             opened.enter_context(closing(connection))
             connection.execute("pragma locking_mode = exclusive")
@@ -70,78 +71,78 @@ class Progress:
             connection.execute(_FILES_TABLE)
             connection.execute("commit")
             opened.pop_all()
-        return cls(path, connection)
+        return cls(path, connection, max_files)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Close the database, so that another process can open it."""
         self._connection.close()
 
     def cursor(self) -> Cursor | None:
-        """How far the feed has been handled, None if never."""
+        """How far the feed has been handled, None at first."""
         row = self._row("select seq, id from cursor")
-        with _sentences(self._path):
+        with _translated_errors(self._path):
             return Cursor(row[0], ActivityId(UUID(row[1])) if row[1] else None) if row else None
 
     def keep_cursor(self, cursor: Cursor) -> None:
-        """Note how far the feed has been handled."""
+        """Record how far the feed has been handled."""
         row_id = str(cursor.id) if cursor.id else None
         self._write("insert or replace into cursor values (1, ?, ?)", cursor.seq, row_id)
 
     def received(self, file_id: FileId) -> Received | None:
-        """What is known of a file."""
+        """The record of a file, None if there is none."""
         row = self._row("select name, state from files where file_id = ?", str(file_id))
-        with _sentences(self._path):
+        with _translated_errors(self._path):
             return Received(row[0], State(row[1])) if row else None
 
-    def note(self, file_id: FileId, name: str, state: State) -> None:
-        """Note how far a file has come, and forget what is long past."""
-        noted = (name, state, str(file_id))
-        # Not an insert with `on conflict`: that would spend a number each time.
-        if not self._write("update files set name = ?, state = ? where file_id = ?", *noted):
-            self._write("insert into files (name, state, file_id) values (?, ?, ?)", *noted)
+    def record(self, file_id: FileId, name: str, state: State) -> None:
+        """Record the state of a file; delete the oldest records of acknowledged files."""
+        values = (name, state, str(file_id))
+        # Not `insert ... on conflict`: that would use up a number each time.
+        if not self._write("update files set name = ?, state = ? where file_id = ?", *values):
+            self._write("insert into files (name, state, file_id) values (?, ?, ?)", *values)
         if state is State.ACKED:
             self._write(
                 "delete from files where state = 'acked' "
                 "and number <= (select max(number) from files) - ?",
-                REMEMBERED_FILES,
+                self._max_files,
             )
 
     def check_room(self) -> None:
         """
-        Raise FolderFull when too many files are here that no command has taken.
+        Raise FolderFull when too many received files have not been acknowledged.
 
-        What is unfinished is never forgotten, or it would come again; so there is an end to it.
+        Their records are never deleted, because the files would be fetched again.
         """
         row = self._row("select count(*) from files where state <> 'acked'")
-        if row and row[0] >= REMEMBERED_FILES:
+        if row and row[0] >= self._max_files:
             raise FolderFull(
-                f"{row[0]} files have arrived that their command has not taken; no more are "
-                "fetched until it takes some."
+                f"The command has failed for {row[0]} received files; no more are fetched until it "
+                "succeeds for some."
             )
 
     def _row(self, statement: str, *values: object) -> tuple[Any, ...] | None:
-        with _sentences(self._path):
+        with _translated_errors(self._path):
             return self._connection.execute(statement, values).fetchone()
 
     def _write(self, statement: str, *values: object) -> int:
-        with _sentences(self._path):
+        with _translated_errors(self._path):
             return self._connection.execute(statement, values).rowcount
 
 
 @contextmanager
-def _sentences(path: Path) -> Iterator[None]:
+def _translated_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, ValueError) as error:
         name = getattr(error, "sqlite_errorname", "")
         if name.startswith("SQLITE_BUSY"):
             raise FolderInUse(
-                f"Another program receives into {path.parent.parent.parent} already: "
-                "end it, or use another folder."
+                f"Another program is receiving into {path.parent.parent.parent}: "
+                "stop it, or use another folder."
             ) from error
         if name in {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"}:
-            raise FolderFull(f"There is no room left for {path}: free some space.") from error
+            raise FolderFull(f"There is no space left for {path}: free some space.") from error
         raise FolderUnusable(
-            f"{path} cannot be used: {error}. If it is damaged, move it away: what still waits "
-            "is found again."
+            f"{path} cannot be used: {error}. If it is damaged, move it away: pending uploads are "
+            "then fetched again."
         ) from error

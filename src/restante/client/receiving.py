@@ -1,10 +1,10 @@
 """
-Receives into a folder: files are fetched, checked, placed and acknowledged; messages are handed on.
+Receives into a folder: fetches, verifies, places and acknowledges files; passes on messages.
 
-The order of the steps is the promise.  A file is noted before it gets its name and acknowledged
-after it is on disk, and the cursor moves after both, so that a crash between any two of them is
-finished by the next run.  What fails for a reason of its own is tried again from the server's list
-of waiting files; what fails because of the network or the disk stops everything for a while.
+The order of the steps is the promise.  A file is recorded before it gets its name, and acknowledged
+after it is on disk; the cursor moves last.  So the next run finishes whatever a crash interrupts.
+A failure of a single file is retried from the server's list of pending uploads.  A failure of the
+network or the disk pauses everything.
 """
 
 import asyncio
@@ -23,28 +23,28 @@ from restante.client.aio import AsyncClient
 from restante.client.fetching import WaitingFile, check_size, fetch_whole
 from restante.client.folder import Folder
 from restante.client.messages import pending_file, rewritten, text_of
-from restante.client.patience import Patience, is_passing
 from restante.client.poller import WAIT_SECONDS, FileItem, Inbox, Item, MessageItem
 from restante.client.progress import Received, State
+from restante.client.retry import Backoff, is_retryable
 from restante.delivery.rules import MAX_FILE_BYTES, clean_name
 from restante.errors import RestanteError, UploadGone
 from restante.ids import FileId
 
-# These do not pass by waiting: somebody has to do something.
+# A retry does not fix these: a token or an address has to be changed.
 FINAL = (errors.NotAuthenticated, errors.WorkspaceUnknown, errors.BadRequest)
 
-# These say nothing about one file: the next one would fail in the same way.
-_ABOUT_THE_DISK = (errors.FolderFull, errors.FolderUnusable)
+# Not about one file: the next file would fail in the same way.
+_DISK_ERRORS = (errors.FolderFull, errors.FolderUnusable)
 
 _FIRST_RETRY_SECONDS = 1
-_LONGEST_RETRY_SECONDS = 300
-# Of a list that does not end, or of a very long one: what is left is seen by the next look.
-_TRIED_AT_ONCE = 20_000
-_TOLD_AT_MOST = 1000
+_MAX_RETRY_SECONDS = 300
+# Bounds a very long or endless list; the next pass sees the rest.
+_MAX_FILES_PER_PASS = 20_000
+_MAX_REPORTED = 1000
 
 
 class Observer(Protocol):
-    """Hears what happens, to show it."""
+    """Is notified of each event, to display it."""
 
     def arriving(self, file: WaitingFile) -> None: ...
     def progress(self, received: int) -> None: ...
@@ -61,14 +61,14 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """The commands that take what arrives, as words; empty: what arrives is only shown."""
+    """The commands for files and messages, split into words; empty for none."""
 
     file: Sequence[str] = ()
     message: Sequence[str] = ()
 
 
 class Receiver:
-    """Brings what waits for a workspace into its folder, until it is stopped."""
+    """Receives the files and messages of a workspace into its folder."""
 
     def __init__(
         self,
@@ -85,138 +85,138 @@ class Receiver:
         self._handlers = handlers
         self._max_bytes = max_bytes
         self._missed = 0
-        self._told = dict[FileId, None]()
-        self._retries = Patience(longest_seconds=_LONGEST_RETRY_SECONDS)
-        # What an earlier run could not bring in is looked for once the feed has been read.
+        self._reported = dict[FileId, None]()
+        self._pending_backoff = Backoff(max_seconds=_MAX_RETRY_SECONDS)
+        # 0: files that an earlier run failed to receive are retried as soon as the feed is read.
         self._retry_at = 0.0
 
     async def run(self) -> NoReturn:
-        """Receive for ever; raises only what waiting does not mend."""
+        """Receive until cancelled; raises only errors that a retry does not fix."""
         inbox = self._client.inbox(self._folder.progress.cursor())
-        patience = Patience()
+        backoff = Backoff()
         while True:
             try:
-                await self._round(inbox)
-                patience.succeeded()
+                await self._poll(inbox)
+                backoff.reset()
             except FINAL:
                 raise
             except RestanteError as error:
-                pause = patience.failed(error)
-                self._observer.waiting(error, pause)
-                await asyncio.sleep(pause)
-                # The next answer is not waited for, so that a person soon sees who is back.
+                delay = backoff.next_delay(error)
+                self._observer.waiting(error, delay)
+                await asyncio.sleep(delay)
+                # The next poll does not wait, so that the display soon shows the reconnect.
                 self._retry_at = 0.0
 
     async def run_once(self) -> int:
-        """Receive what is there now; returns how many files still wait because they failed."""
+        """Receive everything that exists now; returns the number of files that failed."""
         inbox = self._client.inbox(self._folder.progress.cursor(), once=True)
         while not inbox.at_end:
-            await self._take_page_or_files(inbox, wait_seconds=0)
+            await self._receive_page_or_files(inbox, wait_seconds=0)
         await inbox.mark()
-        return await self._take_waiting(but=frozenset(self._told))
+        return await self._receive_pending(skip=frozenset(self._reported))
 
-    async def _round(self, inbox: Inbox) -> None:
+    async def _poll(self, inbox: Inbox) -> None:
         until_retry = max(self._retry_at - time.monotonic(), 0)
-        taken = await self._take_page_or_files(inbox, min(WAIT_SECONDS, until_retry))
-        if not taken and time.monotonic() >= self._retry_at:
-            await self._take_waiting()
+        received = await self._receive_page_or_files(inbox, min(WAIT_SECONDS, until_retry))
+        if not received and time.monotonic() >= self._retry_at:
+            await self._receive_pending()
 
-    async def _take_page_or_files(self, inbox: Inbox, wait_seconds: float) -> int:
+    async def _receive_page_or_files(self, inbox: Inbox, wait_seconds: float) -> int:
         try:
-            return await self._take_page(inbox, wait_seconds)
+            return await self._receive_page(inbox, wait_seconds)
         except errors.CommandFailed:
-            # A message that nobody takes must not keep the files behind it until they expire.
-            await self._take_waiting()
+            # A message whose command fails must not block the files behind it until they expire.
+            await self._receive_pending()
             raise
 
-    async def _take_page(self, inbox: Inbox, wait_seconds: float) -> int:
+    async def _receive_page(self, inbox: Inbox, wait_seconds: float) -> int:
         items = await inbox.page(wait_seconds)
         self._observer.connected()
         for item in items:
-            await self._take(item)
+            await self._receive(item)
             inbox.consumed(item)
-            self._keep(inbox)
-        self._tell_missed(inbox)
+            self._save_cursor(inbox)
+        self._report_missed(inbox)
         await inbox.mark()
         return len(items)
 
-    def _tell_missed(self, inbox: Inbox) -> None:
+    def _report_missed(self, inbox: Inbox) -> None:
         if inbox.missed > self._missed:
             self._observer.missed(inbox.missed - self._missed)
         self._missed = inbox.missed
 
-    def _keep(self, inbox: Inbox) -> None:
+    def _save_cursor(self, inbox: Inbox) -> None:
         if inbox.cursor:
             self._folder.progress.keep_cursor(inbox.cursor)
 
-    async def _take(self, item: Item) -> None:
+    async def _receive(self, item: Item) -> None:
         if isinstance(item, FileItem):
-            await self._take_file(item.file)
+            await self._receive_file(item.file)
         else:
-            await self._take_message(item)
+            await self._receive_message(item)
 
-    async def _take_waiting(self, *, but: Collection[FileId] = ()) -> int:
+    async def _receive_pending(self, *, skip: Collection[FileId] = ()) -> int:
         """
-        Try every file that waits, but for some that have just failed.
+        Try every pending file, except some that have just failed, and schedule the next pass.
 
-        Returns how many failed in all, and sets when to try again.
+        Returns the number of failed files, skipped ones included.
         """
         failed, seen = 0, set[FileId]()
         async for upload in self._client.pending():
             file = _waiting_file(upload)
             seen.add(file.file_id)
-            failed += file.file_id in but or not await self._take_file(file)
-            if len(seen) == _TRIED_AT_ONCE:
+            failed += file.file_id in skip or not await self._receive_file(file)
+            if len(seen) == _MAX_FILES_PER_PASS:
                 break
         else:
-            self._folder.forget_arriving(keep=seen)
+            self._folder.remove_partials(keep=seen)
         if failed:
-            self._retry_at = time.monotonic() + self._retries.failed()
+            self._retry_at = time.monotonic() + self._pending_backoff.next_delay()
         else:
-            self._retries.succeeded()
-            self._retry_at = time.monotonic() + _LONGEST_RETRY_SECONDS
+            self._pending_backoff.reset()
+            self._retry_at = time.monotonic() + _MAX_RETRY_SECONDS
         return failed
 
-    async def _take_file(self, file: WaitingFile) -> bool:
-        """Bring one file in; True if it needs no further try."""
+    async def _receive_file(self, file: WaitingFile) -> bool:
+        """Receive one file; returns False if it has to be retried."""
         try:
             await self._deliver(file)
         except UploadGone:
             self._observer.gone(file)
         except RestanteError as error:
-            if is_passing(error) or isinstance(error, (*_ABOUT_THE_DISK, *FINAL)):
+            if is_retryable(error) or isinstance(error, (*_DISK_ERRORS, *FINAL)):
                 raise
-            self._tell(file, error)
+            self._report_failure(file, error)
             self._retry_at = min(self._retry_at, time.monotonic() + _FIRST_RETRY_SECONDS)
             return False
         return True
 
-    def _tell(self, file: WaitingFile, error: RestanteError) -> None:
-        """Say why a file failed, the first time."""
-        if file.file_id not in self._told:
+    def _report_failure(self, file: WaitingFile, error: RestanteError) -> None:
+        """Report why a file failed, once per file."""
+        if file.file_id not in self._reported:
             self._observer.failed(file.name, error)
-        self._told[file.file_id] = None
-        if len(self._told) > _TOLD_AT_MOST:
-            del self._told[next(iter(self._told))]
+        self._reported[file.file_id] = None
+        if len(self._reported) > _MAX_REPORTED:
+            del self._reported[next(iter(self._reported))]
 
     async def _deliver(self, file: WaitingFile) -> None:
         received = self._folder.progress.received(file.file_id)
         if received and received.state is State.ACKED and self._folder.has(received):
             await self._acknowledge(file, received.name)
             return
-        if received is None or self._has_to_come_again(file, received):
+        if received is None or self._must_be_fetched_again(file, received):
             received = await self._fetch(file)
         path = await asyncio.to_thread(self._folder.place, file.file_id, received.name)
         if self._handlers.file and received.state is not State.HANDLED:
-            await self._hand_over(file, path)
-            self._folder.progress.note(file.file_id, received.name, State.HANDLED)
+            await self._run_file_command(file, path)
+            self._folder.progress.record(file.file_id, received.name, State.HANDLED)
         await self._acknowledge(file, received.name)
         self._observer.delivered(file, path)
 
-    def _has_to_come_again(self, file: WaitingFile, received: Received) -> bool:
-        """One that was reopened, or that a command moved away and did not handle to its end."""
+    def _must_be_fetched_again(self, file: WaitingFile, received: Received) -> bool:
+        """Whether it was reopened, or its command moved it away and then failed."""
         if received.state is State.PLACING and self._handlers.file:
-            return self._folder.was_taken(file.file_id, received)
+            return self._folder.was_moved_away(file.file_id, received)
         return received.state is State.ACKED
 
     async def _fetch(self, file: WaitingFile) -> Received:
@@ -224,30 +224,31 @@ class Receiver:
         self._folder.progress.check_room()
         self._observer.arriving(file)
         try:
-            with self._folder.arriving(file.file_id) as partial:
+            with self._folder.partial(file.file_id) as partial:
                 await fetch_whole(self._client, file, partial, self._observer.progress)
         finally:
             self._observer.ended()
-        return Received(self._folder.intend(file.file_id, file.name), State.PLACING)
+        return Received(self._folder.choose_name(file.file_id, file.name), State.PLACING)
 
     async def _acknowledge(self, file: WaitingFile, name: str) -> None:
-        with suppress(UploadGone):  # it expired, or an earlier run's ack arrived
+        with suppress(UploadGone):  # expired, or acknowledged by an earlier run
             await self._client.acknowledge(file.file_id)
-        self._folder.progress.note(file.file_id, name, State.ACKED)
+        self._folder.progress.record(file.file_id, name, State.ACKED)
 
-    async def _hand_over(self, file: WaitingFile, path: Path) -> None:
-        facts = {
+    async def _run_file_command(self, file: WaitingFile, path: Path) -> None:
+        variables = {
             "RESTANTE_FILE_ID": str(file.file_id),
             "RESTANTE_FILE_NAME": file.name,
             "RESTANTE_FILE_TYPE": file.mimetype,
         }
-        await commands.run([*self._handlers.file, str(path)], self._observer.said, facts=facts)
+        command = [*self._handlers.file, str(path)]
+        await commands.run(command, self._observer.said, variables=variables)
 
-    async def _take_message(self, item: MessageItem) -> None:
+    async def _receive_message(self, item: MessageItem) -> None:
         try:
-            body = rewritten(item.body, self._known)
+            body = rewritten(item.body, self._local_uri)
         except errors.AnswerInvalid as error:
-            # It will never be readable, and what comes after it is.
+            # It stays unreadable; skip it, so that the messages after it are handled.
             self._observer.failed(f"message {item.seq}", error)
             return
         if self._handlers.message:
@@ -257,12 +258,12 @@ class Receiver:
             await commands.run(
                 self._handlers.message,
                 self._observer.said,
-                given=msgspec.json.encode(row),
-                facts={"RESTANTE_METHOD": item.method},
+                stdin=msgspec.json.encode(row),
+                variables={"RESTANTE_METHOD": item.method},
             )
         self._observer.message(item.method, text_of(body))
 
-    def _known(self, uri: str) -> str | None:
+    def _local_uri(self, uri: str) -> str | None:
         file_id = pending_file(uri, self._client.workspace_id)
         return self._folder.uri_of(file_id) if file_id else None
 

@@ -1,4 +1,4 @@
-"""Files on their way to a server: where their bytes come from, and the body that carries them."""
+"""Files to send: where their bytes come from, and the multipart body that carries them."""
 
 import mimetypes
 import os
@@ -14,16 +14,17 @@ from restante.errors import FileTooLarge, FileUnreadable
 
 _PIECE_BYTES = 256 * 1024
 
-Progress = Callable[[int], None]
+# Called with the number of bytes sent or received so far.
+ProgressCallback = Callable[[int], None]
 
 
-def unheard(_bytes_sent: int) -> None:
-    """For those who wait for the end."""
+def no_progress(_byte_count: int) -> None:
+    """The callback of callers that do not ask for progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """A file that is in memory."""
+    """A file in memory."""
 
     name: str
     content: bytes
@@ -32,14 +33,14 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A file whose size is known, and which can be read from its start as often as needed."""
+    """A file to send; its size is fixed, and it can be read again from the start."""
 
     part: Part
     source: Path | bytes
 
     @classmethod
     def of(cls, source: "Source") -> "Outgoing":
-        """Look at a file; raises FileUnreadable, or FileTooLarge before anything is sent."""
+        """Read a file's size and guess its type; raises FileUnreadable or FileTooLarge."""
         if isinstance(source, Outgoing):
             return source
         if isinstance(source, Bytes):
@@ -50,8 +51,8 @@ class Outgoing:
             found = cls(Part(path.name, _guessed(path.name), _size(path)), path)
         if found.part.size > MAX_FILE_BYTES:
             raise FileTooLarge(
-                f"{found.part.name} has {found.part.size} bytes; at most {MAX_FILE_BYTES} can be "
-                "sent as one file.",
+                f"{found.part.name} has {found.part.size} bytes; the limit for one file is "
+                f"{MAX_FILE_BYTES}.",
                 filename=found.part.name,
                 size=found.part.size,
                 max=MAX_FILE_BYTES,
@@ -59,21 +60,19 @@ class Outgoing:
         return found
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The bytes; raises FileUnreadable if there are not as many as were announced."""
+        """The content; raises FileUnreadable if the file has become shorter."""
         if isinstance(self.source, bytes):
             yield self.source
             return
         left = self.part.size
         with _opened(self.source) as file:
             while left:
-                piece = file.read(min(_PIECE_BYTES, left))
-                if not piece:
-                    raise FileUnreadable(f"{self.source} became shorter while it was sent.")
+                piece = _read(self.source, file, min(_PIECE_BYTES, left))
                 yield piece
                 left -= len(piece)
 
 
-# What can be sent: something on disk, or bytes with a name.
+# What can be sent: a path, or bytes with a name.
 Source = Path | str | Bytes | Outgoing
 
 
@@ -95,16 +94,54 @@ def _opened(path: Path) -> BinaryIO:
         raise FileUnreadable(f"{path} cannot be read: {error}.") from error
 
 
-async def body_of(
-    key: str, files: Sequence[Outgoing], progress: Progress = unheard
-) -> AsyncIterator[bytes]:
-    """The body of an upload, piece by piece; `progress` hears how many file bytes have gone."""
-    sent = 0
-    for file in files:
-        yield calls.opening(key, file.part)
-        async for piece in file.pieces():
-            yield piece
-            sent += len(piece)
-            progress(sent)
-        yield calls.PART_END
-    yield calls.closing(key)
+def _read(path: Path, file: BinaryIO, size: int) -> bytes:
+    try:
+        piece = file.read(size)
+    except OSError as error:
+        raise FileUnreadable(f"{path} cannot be read: {error}.") from error
+    if not piece:
+        raise FileUnreadable(f"{path} became shorter while it was being sent.")
+    return piece
+
+
+class _Stopped(Exception):
+    """Ends a body; the reason is in its `error`."""
+
+
+class MultipartBody:
+    """
+    The body of an upload; each call of `pieces` starts again from the beginning.
+
+    The HTTP library reports every exception raised in a body as a lost connection.  `error` keeps
+    the original: an unreadable file, or whatever the caller's callback raised.
+    """
+
+    def __init__(
+        self, key: str, files: Sequence[Outgoing], progress: ProgressCallback = no_progress
+    ) -> None:
+        self._key = key
+        self._files = files
+        self._progress = progress
+        self.error: BaseException | None = None
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The bytes in order; the callback gets the number of file bytes sent so far."""
+        try:
+            async for piece in self._pieces():
+                yield piece
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.error = error
+            raise _Stopped from error
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        sent = 0
+        for file in self._files:
+            yield calls.part_head(self._key, file.part)
+            async for piece in file.pieces():
+                yield piece
+                sent += len(piece)
+                self._progress(sent)
+            yield calls.PART_END
+        yield calls.body_end(self._key)
