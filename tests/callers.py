@@ -1,4 +1,4 @@
-"""Those who call a server in the tests: workspaces with tokens, and sockets without manners."""
+"""Clients of a server: workspaces with tokens, and raw sockets."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ ADMIN = bearer(ADMIN_TOKEN)
 
 
 class Answer(NamedTuple):
-    """All of an answer."""
+    """A complete answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -45,7 +45,7 @@ async def ask(site: Site, method: str, path: str, **options: Any) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a form, exactly as it is to be sent."""
+    """One part of a form, exactly as it is sent."""
 
     content: bytes = b"hello"
     name: str | None = "a.txt"
@@ -77,7 +77,7 @@ def form(*parts: Part, closed: bool = True) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A registered workspace and what it can do."""
+    """A registered workspace and its requests."""
 
     site: Site
     id: str
@@ -88,7 +88,7 @@ class Caller:
         return f"/workspaces/{self.id}"
 
     async def ask(self, method: str, path: str, **options: Any) -> Answer:
-        """A request below the workspace's own address, with its own token."""
+        """A request below the path of the workspace, with its token."""
         headers = {**bearer(self.token), **options.pop("headers", {})}
         return await ask(self.site, method, self.path + path, headers=headers, **options)
 
@@ -143,7 +143,7 @@ class Caller:
 
 
 async def register(site: Site, *, headers: Mapping[str, str] | None = None, **body: Any) -> Answer:
-    """Register; a poll workspace with a fresh id unless told otherwise."""
+    """Register a workspace; by default a poll workspace with a new id."""
     given = {"id": str(uuid4()), "delivery_mode": "poll", "agent_card": {"name": "tester"}}
     sent = {name: value for name, value in (given | body).items() if value is not ...}
     return await ask(site, "POST", "/registry/register", json=sent, headers=headers)
@@ -158,13 +158,13 @@ async def registered(site: Site, **body: Any) -> Caller:
 
 
 def pattern(size: int, seed: int = 0) -> bytes:
-    """Bytes in which a missing, doubled or moved stretch shows."""
+    """Bytes that differ when a piece is missing, doubled or moved."""
     block = b"".join(hashlib.sha256(f"{seed}.{n}".encode()).digest() for n in range(33))
     return (block * (size // len(block) + 1))[:size]
 
 
 async def everything(connection: Any, workspace_id: str | None = None) -> dict[str, Any]:
-    """All that is stored, or all that concerns one workspace; unreachable chunks do not count."""
+    """Everything that is stored, or that is of one workspace; without unreachable chunks."""
     tables = {
         "uploads": "select * from uploads {where} order by workspace_id, file_id",
         "feed": "select * from feed {where} order by workspace_id, seq",
@@ -185,7 +185,7 @@ async def everything(connection: Any, workspace_id: str | None = None) -> dict[s
 
 
 async def waits_for_a_lock(connection: Any, sessions: int = 1) -> bool:
-    """Whether so many sessions of this database wait for what another one holds."""
+    """Whether so many sessions of this database wait for a lock."""
     blocked = await connection.fetchval(
         "select count(*) from pg_stat_activity"
         " where wait_event_type = 'Lock' and datname = current_database()"
@@ -194,7 +194,7 @@ async def waits_for_a_lock(connection: Any, sessions: int = 1) -> bool:
 
 
 class Wire:
-    """A socket to the server, for what a polite client would never send."""
+    """A socket to the server, for what an HTTP client would never send."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -210,7 +210,7 @@ class Wire:
         self._writer.write_eof()
 
     async def head(self) -> Answer:
-        """Read the head of an answer; interim answers are read over."""
+        """Read the head of an answer; interim answers are skipped."""
         while True:
             lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             status = int(lines[0].split(" ")[1])
@@ -235,20 +235,20 @@ class Wire:
         return await self._reader.read()
 
     async def is_closed(self) -> bool:
-        """Read over everything until the server closes the connection."""
+        """Discard everything until the server closes the connection."""
         with suppress(ConnectionError):
             while await self._reader.read(65536):
                 pass
         return True
 
     def close(self) -> None:
-        """Go away without a word."""
+        """Abort the connection."""
         self._writer.transport.abort()
 
 
 @asynccontextmanager
 async def wire_to(server: Site | str) -> AsyncIterator[Wire]:
-    """A connection of one's own to a site, or to an address."""
+    """A connection to a site, or to a URL."""
     where = urlsplit(server if isinstance(server, str) else server.url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     try:

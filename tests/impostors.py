@@ -1,4 +1,4 @@
-"""Servers that are not what they seem: they note what they are asked, and say what a test likes."""
+"""HTTP servers with the answers of a test; they record every request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -11,13 +11,13 @@ import msgspec
 from multidict import CIMultiDict
 from sites import Site
 
-# Raw bytes of an answer, at once or in pieces; None breaks the connection off.
+# Raw bytes of an answer, at once or in pieces; None aborts the connection.
 Said: TypeAlias = bytes | AsyncIterator[bytes] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request as it came."""
+    """One request as it was received."""
 
     method: str
     target: str
@@ -38,16 +38,20 @@ Answering: TypeAlias = Callable[[Asked], Said | Awaitable[Said]]
 
 @dataclass(slots=True)
 class Impostor:
-    """A server whose answers a test makes up."""
+    """A server with made-up answers."""
 
     answering: Answering
     url: str = ""
     asked: list[Asked] = field(default_factory=list[Asked])
-    _talking: "set[asyncio.Task[None] | None]" = field(default_factory=set)
+    _connections: "dict[asyncio.Task[None], asyncio.StreamWriter]" = field(default_factory=dict)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request and its answer; every connection ends after that."""
-        self._talking.add(asyncio.current_task())
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._connections[connection] = writer
+        connection.add_done_callback(self._connections.pop)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request, then close the connection."""
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError):
                 asked = await _request(reader)
@@ -55,7 +59,6 @@ class Impostor:
                 await self._answer(asked, writer)
         finally:
             writer.close()
-            self._talking.discard(asyncio.current_task())
 
     async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         said = self.answering(asked)
@@ -68,11 +71,13 @@ class Impostor:
             await writer.drain()
 
     async def end(self) -> None:
-        """End what is still being said."""
-        talking = [task for task in self._talking if task]
-        for task in talking:
-            task.cancel()
-        await asyncio.gather(*talking, return_exceptions=True)
+        """End the answers that are still being sent."""
+        connections = dict(self._connections)
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        for writer in connections.values():
+            writer.close()  # a task that is cancelled before its first step has not done it
 
 
 async def _request(reader: asyncio.StreamReader) -> Asked:
@@ -97,7 +102,7 @@ async def _pieces(said: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 async def impostor(answering: Answering) -> AsyncIterator[Impostor]:
     """Serve on a free loopback port."""
     served = Impostor(answering)
-    server = await asyncio.start_server(served.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(served.accept, "127.0.0.1", 0)
     served.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield served
@@ -123,7 +128,7 @@ def one_after_another(*answers: Said) -> Answering:
 
 
 def relay(site: Site, *, without: Collection[str] = ()) -> Callable[[Asked], Awaitable[bytes]]:
-    """Passes everything on to a real server, but for some headers of the requests."""
+    """Forwards everything to a real server, except some headers of the requests."""
 
     async def passed_on(asked: Asked) -> bytes:
         headers = {name: text for name, text in asked.headers.items() if name not in without}

@@ -1,4 +1,4 @@
-"""A network with faults: a proxy before a server that drops, delays, truncates and holds back."""
+"""A network with faults: a proxy that drops, delays, truncates and holds back."""
 
 import asyncio
 import re
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from listeners import Listener, Request
+from listeners import Listener, Request, closed
 
 _PIECE = 64 * 1024
 _HEAD_LIMIT = 1024 * 1024
@@ -17,10 +17,10 @@ _HEAD_LIMIT = 1024 * 1024
 class Fault:
     """What happens to one request and its answer."""
 
-    is_dropped: bool = False  # the connection breaks before the server hears of it
-    is_unanswered: bool = False  # the server acts, and the connection breaks before it can say so
-    answer_bytes: int | None = None  # so much of the answer's body passes before it breaks
-    is_stalled: bool = False  # after those bytes nothing comes any more, and nothing breaks
+    is_dropped: bool = False  # the connection is closed before the request reaches the server
+    is_unanswered: bool = False  # the server acts, and the connection is closed before its answer
+    answer_bytes: int | None = None  # how much of the body passes before the connection is closed
+    is_stalled: bool = False  # after those bytes nothing is sent, and the connection stays open
     delay_seconds: float = 0  # before each piece of the answer
 
 
@@ -34,17 +34,17 @@ def calm(_request: Request) -> Fault:
 
 
 def files_with(fault: Fault) -> Weather:
-    """Bad weather for the bytes of files alone."""
+    """The fault for the contents of files only."""
     return lambda request: fault if request.path.endswith("/content") else CALM
 
 
 def stalled_files(after: int) -> Weather:
-    """Files stop coming after so many bytes."""
+    """The contents of files stall after so many bytes."""
     return files_with(Fault(answer_bytes=after, is_stalled=True))
 
 
 class Hold:
-    """A gate: what matches waits before it until it is released."""
+    """Holds back what matches until it is released."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, method: str, path: str, *, answers: bool
@@ -60,11 +60,11 @@ class Hold:
         return request.method == self._method and self._path.search(request.path) is not None
 
     def until_reached(self, seconds: float = 20) -> None:
-        """Wait until something waits here."""
+        """Wait until something is held back."""
         assert self.reached.wait(seconds), f"nothing was held back within {seconds} s"
 
     def release(self) -> None:
-        """Let everything pass from now on."""
+        """Let everything pass."""
         self._loop.call_soon_threadsafe(self._released.set)
 
     async def passed(self) -> None:
@@ -73,7 +73,7 @@ class Hold:
 
 
 class Proxy(Listener):
-    """Stands before a server on 127.0.0.1; the requests that came through are in `requests`."""
+    """A proxy of a server on 127.0.0.1; `requests` has every request that it received."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -82,26 +82,26 @@ class Proxy(Listener):
         self._holds: list[Hold] = []
 
     def cut(self) -> None:
-        """Break every connection and refuse new ones."""
+        """Close every connection and refuse new ones."""
         self._run(self._stop_listening())
         self._run(self._drop_all())
 
     def restore(self) -> None:
-        """Let connections be made again."""
+        """Accept connections again."""
         self._run(self._listen())
 
     def drop(self) -> None:
-        """Break every connection that there is now."""
+        """Close every open connection."""
         self._run(self._drop_all())
 
     def hold(self, method: str, path: str, *, answers: bool = False) -> Hold:
-        """Hold back requests whose path matches, or their answers."""
+        """Hold back requests with a matching path, or their answers."""
         hold = Hold(self._loop, method, path, answers=answers)
         self._holds.append(hold)
         return hold
 
     def release(self) -> None:
-        """Hold back nothing any more."""
+        """Release everything that is held back."""
         for hold in self._holds:
             hold.release()
         self._holds = []
@@ -117,7 +117,7 @@ class Proxy(Listener):
                 while await self._relay(await asked.get(), there, back, writer):
                     pass
             finally:
-                back.close()
+                await closed(back)
 
     async def _relay(
         self,
@@ -126,7 +126,7 @@ class Proxy(Listener):
         back: asyncio.StreamWriter,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        """Carry a request there and its answer back; False if the connection has to end."""
+        """Forward a request and relay its answer; False if the connection must be closed."""
         fault = self.weather(request)
         await self._held(request, answers=False)
         if fault.is_dropped:

@@ -1,4 +1,4 @@
-"""What senders sent and were told, and what a workspace finds: for tests that compare the two."""
+"""Senders that record their requests and answers, to compare with what a workspace receives."""
 
 import asyncio
 import hashlib
@@ -16,7 +16,7 @@ MIB = 1024 * 1024
 PIECE = 128 * 1024
 BOUNDARY = "a-boundary-that-is-in-no-file"
 
-# Whole or not at all, but nobody was told which.
+# There was no answer: the upload is stored completely or not at all.
 LOST = 0
 UNAVAILABLE = 503
 
@@ -25,7 +25,7 @@ _RANDOM_BYTES = random.Random("Restante").randbytes(9 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file to send; its name is its own within the test."""
+    """A file to send; its name is unique in the test."""
 
     name: str
     content: bytes
@@ -38,7 +38,7 @@ class File:
 
 @dataclass(slots=True)
 class Request:
-    """One upload, and how it was answered."""
+    """One upload and its answer."""
 
     files: Sequence[File]
     key: str | None
@@ -56,7 +56,7 @@ class Request:
 
 
 def some_size(chance: random.Random) -> int:
-    """Mostly what goes in one statement, and around and far beyond what is written ahead."""
+    """Mostly small, some around the size of a written piece, some far above it."""
     kind = chance.random()
     if kind < 0.5:
         return chance.choice([1, 10, 1000, 10_000, 60_000])
@@ -94,7 +94,7 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 class Mailbox:
-    """A workspace that polls, seen from outside: files are sent to it, and it looks at its feed."""
+    """A workspace that polls: files are sent to it, and it reads its feed."""
 
     def __init__(self, http: ClientSession, workspace_id: str, token: str) -> None:
         self.http = http
@@ -107,7 +107,7 @@ class Mailbox:
         return Mailbox(http, self.id, self.headers["Authorization"].removeprefix("Bearer "))
 
     async def send(self, request: Request) -> Request:
-        """Send an upload and note the answer; none is also one."""
+        """Send an upload and record its answer, or that there was none."""
         body = _body(request.files)
         headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
         if request.key:
@@ -151,7 +151,7 @@ class Mailbox:
         return newest[::-1]
 
     async def waiting(self) -> list[dict[str, Any]]:
-        """The list of what waits."""
+        """The list of pending uploads."""
         async with self.http.get(
             self.path + "/pending-uploads", params={"limit": "500"}, headers=self.headers
         ) as answer:
@@ -159,7 +159,7 @@ class Mailbox:
             return (await answer.json())["uploads"]
 
     async def sha256_of(self, file_id: str) -> str:
-        """Fetch a file."""
+        """Fetch a file; returns its digest."""
         digest = hashlib.sha256()
         async with self.http.get(
             f"{self.path}/pending-uploads/{file_id}/content", headers=self.headers
@@ -171,7 +171,7 @@ class Mailbox:
 
 
 def session_with(server: Server) -> ClientSession:
-    """Talks to the server as it runs now; a restart brings another address."""
+    """A session with the running server; after a restart its address is another one."""
     return ClientSession(server.address, timeout=ClientTimeout(total=30))
 
 
@@ -185,7 +185,7 @@ async def registered(http: ClientSession) -> Mailbox:
 
 
 class Senders:
-    """Several senders at once, each with one request after the other, until told to stop."""
+    """Several concurrent senders, each with one request after the other, until stopped."""
 
     def __init__(self, mailbox: Mailbox, chance: random.Random, count: int) -> None:
         self.requests: list[Request] = []
@@ -214,7 +214,7 @@ class Senders:
         return sum(request.is_confirmed for request in self.requests)
 
     async def stop(self) -> None:
-        """Begin no further request, and wait for those that are under way."""
+        """Begin no further request, and wait for the running ones."""
         self._stop = True
         await asyncio.gather(*self._tasks)
 
@@ -222,7 +222,7 @@ class Senders:
 async def followed(
     mailbox: Mailbox, first_id: str, is_last: Callable[[dict[str, Any]], bool], *, wait: str
 ) -> list[dict[str, Any]]:
-    """Follow the feed by its cursor until a certain row has come."""
+    """Follow the feed by its cursor until a certain row."""
     seen: list[dict[str, Any]] = []
     cursor = first_id
     while not (seen and is_last(seen[-1])):

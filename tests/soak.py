@@ -1,7 +1,7 @@
 """
-Tests that depend on chance: how often they run, and from which seed.
+Tests with random input: how often they run, and from which seed.
 
-`SOAK_RUNS` says how often, `SOAK_SEED` where to begin; every run has the seed after the one before.
+`SOAK_RUNS` is the number of runs, `SOAK_SEED` the first seed; each run has the next seed.
 A failure names its seed, and `SOAK_SEED=<seed> SOAK_RUNS=1` begins with that run.
 
     @pytest.mark.soak
@@ -17,13 +17,13 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# What `make test` takes time for.
+# The number of runs of `make test`.
 SHORT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run; the context gives its source of chance and names the seed if it fails."""
+    """One run; the context yields its random numbers and names the seed if it fails."""
 
     seed: int
 
@@ -38,7 +38,7 @@ class Run:
 
 
 def runs(short: int = SHORT) -> Iterator[Run]:
-    """As many runs as were asked for, `short` unless somebody did."""
+    """As many runs as `SOAK_RUNS` says, `short` if it is not set."""
     count = int(os.environ.get("SOAK_RUNS") or short)
     first = int(os.environ.get("SOAK_SEED") or secrets.randbelow(2**31))
     for number in range(count):

@@ -41,10 +41,6 @@ KIB = 1024
 # The start of an hour that is over for good; whatever a test runs into, it stays over.
 PAST = floor(datetime.now(UTC), HOUR) - timedelta(days=2)
 
-# The contracts of a step that finds somebody in its way.
-GIVES_UP_SECONDS = 1.5
-WRITER_STALL_SECONDS = 0.25
-
 
 async def make_partition(
     connection: Connection,
@@ -166,14 +162,14 @@ async def grow_older(connection: Any, by: timedelta = timedelta(days=2)) -> None
     into a partition that something else leaves.
     """
     rows = await connection.fetch(
-        "select distinct tableoid::regclass::text as leaf, bucket - $1::interval as bucket"
+        "select distinct tableoid::regclass::text as partition, bucket - $1::interval as bucket"
         "  from chunks",
         by,
     )
     for start in {floor(row["bucket"], HOUR) for row in rows}:
         if f"{CHUNKS.name}_{start:%Y%m%d_%H%M%S}" not in await partition_names(connection, CHUNKS):
             await make_partition(connection, CHUNKS, start)
-    left = {row["leaf"] for row in rows}
+    left = {row["partition"] for row in rows}
     assert not left & {f"{CHUNKS.name}_{floor(row['bucket'], HOUR):%Y%m%d_%H%M%S}" for row in rows}
     async with connection.transaction():
         await connection.execute(
@@ -181,8 +177,8 @@ async def grow_older(connection: Any, by: timedelta = timedelta(days=2)) -> None
             "  from chunks",
             by,
         )
-        for leaf in left:
-            await connection.execute(f"truncate {leaf}")
+        for partition in left:
+            await connection.execute(f"truncate {partition}")
         await connection.execute(
             "update uploads set bucket = bucket - $1::interval,"
             " created_at = created_at - $1::interval, expires_at = expires_at - $1::interval,"

@@ -284,7 +284,7 @@ async def test_an_expired_file_as_json(dsn: str, examples: Examples):
 async def test_an_acknowledged_file_does_not_expire(dsn: str, examples: Examples):
     before = await examples.row(examples.acked)
 
-    assert "Its workspace acknowledged the file" in error_of(run(dsn, "expire", examples.acked))
+    assert "The file was acknowledged" in error_of(run(dsn, "expire", examples.acked))
 
     assert await examples.row(examples.acked) == before
 

@@ -20,7 +20,6 @@ SERVER_ONLY = [
     "prometheus_client",
     "starlette",
     "structlog",
-    "ulid",
     "uvicorn",
     "uvloop",
     "websockets",
@@ -48,7 +47,9 @@ def test_the_sdk_imports_nothing_of_the_server():
     assert "restante.client.aio" in loaded
     assert not loaded & set(SERVER_ONLY)
     ours = {name.split(".")[1] for name in loaded if name.startswith("restante.")}
-    assert ours == {"client", "core", "errors", "ids", "text", "wire"}
+    assert ours == {"client", "delivery", "errors", "ids", "text", "wire"}
+    of_delivery = {name for name in loaded if name.startswith("restante.delivery.")}
+    assert of_delivery == {"restante.delivery.rules"}
 
 
 def test_the_sdk_works_without_the_server():
@@ -99,4 +100,4 @@ def test_a_missing_token_is_reported_without_the_server():
     )
 
     assert done.returncode == 1
-    assert "A token is needed" in done.stderr
+    assert "A token is required" in done.stderr

@@ -33,7 +33,9 @@ async def create(
     width: timedelta = HOUR,
     lead: timedelta = 3 * HOUR,
 ) -> list[Span]:
-    return await partitions.create_ahead(db, table, now=now, width=width, lead=lead)
+    return await partitions.create_ahead(
+        db, table, parent=table.name, now=now, width=width, lead=lead
+    )
 
 
 async def spans(db: Database, table: PartitionedTable) -> list[Span]:

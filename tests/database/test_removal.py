@@ -122,7 +122,7 @@ async def test_a_partition_that_an_older_release_has_sealed_is_sealed(
 async def test_a_sealed_partition_refuses_rows_and_can_be_sealed_again(
     connection: Any, bucket: Partition
 ):
-    """A writer is told that the table is busy; a retry finds another partition."""
+    """The writer gets TableBusy; a retry finds another partition."""
     workspace_id = await make_workspace(connection)
     await make_old(connection, workspace_id, data=b"x")
     for _ in range(2):

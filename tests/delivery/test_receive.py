@@ -231,7 +231,7 @@ async def test_a_key_for_other_files_is_refused(
 async def test_the_same_request_many_times_at_once_is_stored_once(
     receiver: Receiver, connection: Any, workspace_id: WorkspaceId, size: int
 ):
-    """A sender whose request timed out sends it again while the first is still processed."""
+    """After a timeout, a sender repeats its request while the first is still processed."""
     answers = await asyncio.gather(
         *(upload(receiver, workspace_id, bytes(size), b"x", key="a key") for _ in range(6))
     )

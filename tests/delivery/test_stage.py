@@ -13,7 +13,7 @@ from restante.delivery import fetch, stage
 from restante.delivery.blobs import WINDOW_CHUNKS
 from restante.delivery.rules import CHUNK_BYTES, MAX_FILE_BYTES, MIB, Quota
 from restante.delivery.stage import NewFile, staging
-from restante.errors import FileTooLarge, RestanteError, UploadMalformed, WorkspaceFull
+from restante.errors import BadRequest, FileTooLarge, RestanteError, UploadMalformed, WorkspaceFull
 from restante.ids import FileId, WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -96,7 +96,7 @@ async def test_a_batch_with_a_bad_file_stages_none_of_them(
 
 
 async def test_a_batch_of_no_files_is_refused(parts: Parts, workspace_id: WorkspaceId):
-    with pytest.raises(UploadMalformed):
+    with pytest.raises(BadRequest, match="at least one file"):
         await stage.stage_batch(parts.receiver, workspace_id, [], now=NOW)
 
 

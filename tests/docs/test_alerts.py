@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard ask for metrics that exist, and every alert says what to do."""
+"""Alert rules and the dashboard use metrics that exist, and every alert says what to do."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from sweeps import make_subjects
 
 from restante.server.metrics import Metrics
 from restante.settings import Settings
@@ -35,13 +36,13 @@ def panels() -> Iterator[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    asked = [target["expr"] for panel in panels() for target in panel["targets"]]
-    return [alert["expr"] for alert in ALERTS] + asked
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
+    return [alert["expr"] for alert in ALERTS] + shown
 
 
 def samples() -> dict[str, set[str]]:
-    """The series that a scrape finds, each with the names of its labels."""
-    metrics = Metrics(NAMESPACE)
+    """The series of a scrape, each with the names of its labels."""
+    metrics = Metrics(NAMESPACE, make_subjects())
     metrics.loops.expect(["sweep"])
     metrics.requests.expect("GET", "/", [200])
     metrics.space.bytes.labels("chunks")
@@ -56,11 +57,11 @@ def samples() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_what_is_asked_for_exists(expression: str):
-    known, asked = samples(), NAME.findall(expression)
+def test_the_metrics_of_an_expression_exist(expression: str):
+    known, used = samples(), NAME.findall(expression)
 
-    assert asked
-    assert set(asked) <= set(known)
+    assert used
+    assert set(used) <= set(known)
     for name, matchers in MATCHERS.findall(expression):
         assert set(re.findall(r"(\w+)[=!]", matchers)) <= known[name]
     for labels, name in GROUPED.findall(expression):
@@ -91,7 +92,7 @@ def test_panels_do_not_overlap_and_say_what_they_show():
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_every_alert_says_what_to_do_here_and_in_the_guide(alert: dict[str, Any]):
+def test_every_alert_says_what_to_do_in_its_rule_and_in_the_guide(alert: dict[str, Any]):
     summary, description = (alert["annotations"][name] for name in ("summary", "description"))
     rows = re.findall(rf"^\| `{alert['alert']}` \| (.+) \| (.+) \|$", OPERATIONS, re.MULTILINE)
 
@@ -109,7 +110,7 @@ def test_no_alert_is_documented_that_does_not_exist():
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
 @pytest.mark.parametrize("words", [("check", "rules", RULES), ("test", "rules", CASES)])
-def test_prometheus_agrees(words: tuple[str | Path, ...]):
+def test_promtool_accepts_the_rules(words: tuple[str | Path, ...]):
     """The rules are well-formed, and fire when they should and not otherwise."""
     done = subprocess.run(
         ["promtool", *words],

@@ -1,4 +1,4 @@
-"""What a person can meet (commands, settings, metrics, error codes, log events) is written down."""
+"""Every command, setting, metric, error code, log event and make target is documented."""
 
 import importlib
 import pkgutil
@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from cyclopts import App
+from starlette.routing import Route
+from sweeps import make_subjects
 
 import restante
 from restante.cli.main import app
@@ -45,7 +47,7 @@ def named(path: Path) -> str:
 
 
 def commands(group: App = app, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every command that runs something, as the words that are typed after `restante`."""
+    """Every command that runs something, as its words after `restante`."""
     for name in group:
         if not name.startswith("-"):
             inner = list(commands(group[name], (*above, name)))
@@ -53,7 +55,7 @@ def commands(group: App = app, above: tuple[str, ...] = ()) -> Iterator[tuple[st
 
 
 def metric_names() -> list[str]:
-    metrics = Metrics(Settings().metrics_namespace)
+    metrics = Metrics(Settings().metrics_namespace, make_subjects())
     families = [*metrics.registry.collect(), *metrics.operator_registry.collect()]
     return [f.name + ("_total" if f.type == "counter" else "") for f in families]
 
@@ -73,7 +75,7 @@ def _below(base: type[RestanteError]) -> Iterator[type[RestanteError]]:
 
 
 def answered_codes() -> frozenset[str]:
-    """The codes that answers are given without a class of their own."""
+    """The codes of answers that have no class of their own."""
     return frozenset(re.findall(r"\"code\": \"(\w+)\"", Path(problems.__file__).read_text())) | {
         *problems._HTTP_CODES.values()
     }
@@ -85,7 +87,7 @@ def log_events() -> frozenset[str]:
 
 
 def row(name: str) -> list[str]:
-    """The cells of the one line in the tables of the guides that begins with this name."""
+    """The cells of the only table row in the guides that begins with this name."""
     lines = re.findall(rf"^\| `{re.escape(name)}` \|(.*)\|$", OPERATIONS + CLIENT, re.MULTILINE)
     assert len(lines) == 1, f"the guides have {len(lines)} table lines for {name}, not one"
     return [cell.strip() for cell in lines[0].split(" | ")]
@@ -96,7 +98,7 @@ def slug(heading: str) -> str:
 
 
 def shell_commands(page: str) -> Iterator[str]:
-    """The lines of a page's shell blocks, without comments, continued lines joined."""
+    """The lines of the shell blocks of a page, without comments, continued lines joined."""
     for block in SHELL_BLOCK.findall(page):
         for line in block.replace("\\\n", " ").splitlines():
             text = re.sub(r"(^|\s)#.*", "", line).strip()
@@ -105,7 +107,7 @@ def shell_commands(page: str) -> Iterator[str]:
 
 
 def written_commands(page: str) -> Iterator[list[str]]:
-    """Whatever a page tells its reader to type that begins with make or restante."""
+    """The commands in a page that begin with make or restante."""
     for text in (*shell_commands(page), *INLINE_CODE.findall(page)):
         for part in re.split(r"&&|\|\||[;|(]", text):
             words = part.replace(".venv/bin/", "").split()
@@ -192,7 +194,7 @@ def test_every_make_target_is_documented(target: str):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_links_lead_somewhere(page: Path):
+def test_links_have_a_target(page: Path):
     for link in LINK.findall(page.read_text()):
         if re.match(r"[a-z]+:", link):
             continue
@@ -215,13 +217,13 @@ def test_written_commands_exist(page: Path):
             assert words[0] in known, f"{named(page)} says: restante {' '.join(rest)}"
 
 
-def test_the_readme_asks_only_for_addresses_that_exist():
+def test_the_readme_uses_only_paths_that_exist():
     paths = [path for text in shell_commands(README) for path in OUR_ADDRESS.findall(text)]
 
     assert paths
     for path in filter(None, paths):
         filled = re.sub(r"\$\{?\w+\}?|<\w+>", SOME_UUID, path)
-        assert any(route.path_regex.match(filled) for route in ROUTES), path
+        assert any(isinstance(one, Route) and one.path_regex.match(filled) for one in ROUTES), path
 
 
 @pytest.mark.parametrize("part", ["cli", "client"])
@@ -234,7 +236,7 @@ def test_the_architecture_names_every_file(part: str):
 
 
 def test_the_lock_file_names_no_address():
-    """Where packages come from is the machine's own setting."""
+    """Where packages come from is a setting of the machine."""
     lock = (ROOT / "requirements.lock").read_text()
 
     assert "://" not in lock

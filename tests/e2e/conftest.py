@@ -1,4 +1,4 @@
-"""One server for the tests that do not harm it, and a network before it that they may harm."""
+"""One server for all tests that do not kill it, and a proxy with faults before it."""
 
 import tempfile
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """
 A crash at any instant leaves all of an upload or none of it.
 
-Senders are at work when something is killed with -9: the server, its Postgres, or one session of
-it.  Afterwards whatever was confirmed is there, byte for byte, and everything else is whole or not
-there at all; asking again with the same key tells which, and never stores twice.
+While several senders send, SIGKILL ends the server, its Postgres, or one session of Postgres.
+Afterwards every confirmed upload is stored, byte for byte, and every other one is stored completely
+or not at all.  A retry with the same key says which, and never stores an upload twice.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from typing import Any
 import asyncpg
 import pytest
 import soak
-from processes import Server, children, wait_until
+from processes import STOPPED_SECONDS, Server, children, wait_until
 from senders import LOST, UNAVAILABLE, Mailbox, Request, Senders, registered, session_with
 
 from restante.database.pool import SCHEMA
-from restante.delivery import quota_store as quotas
+from restante.delivery.subject import ExpiredReservations
 
 pytestmark = pytest.mark.anyio
 
 SHORT = 6
 SENDERS = 4
-READY_AGAIN_SECONDS = 20
+READY_AGAIN_SECONDS = 60
 
 Rows = list[dict[str, Any]]
 
@@ -43,7 +43,7 @@ def kill_postgres(server: Server, _chance: random.Random) -> None:
 
 
 def kill_session(server: Server, chance: random.Random) -> None:
-    """Postgres ends all its sessions when one dies like this, and recovers by itself."""
+    """Postgres then ends all of its sessions, and recovers by itself."""
     sessions = [pid for pid in children(server.postgres_pid()) if serves_a_client(pid)]
     os.kill(chance.choice(sessions), signal.SIGKILL)
 
@@ -85,35 +85,35 @@ async def test_a_crash_leaves_all_of_an_upload_or_none_of_it(server: Server):
 
                 again = await sent_again(mailbox, requests, rows)
                 assert_each_once(requests, again, await consistent_feed(mailbox, connection))
-                await assert_room_comes_back(mailbox, connection)
+                await assert_reservations_expire(mailbox, connection)
                 await connection.execute("truncate chunks, uploads, feed, answers")
     print(seen)
 
 
 class Tally:
-    """What chance has brought, for whoever reads the output of a long run."""
+    """Counts the outcomes, for the output of a long run."""
 
     def __init__(self) -> None:
-        self.confirmed = self.unconfirmed = self.whole = 0
+        self.confirmed = self.unconfirmed = self.stored = 0
 
     def count(self, requests: Iterable[Request], rows: Rows) -> None:
         names = names_in(rows)
         for request in requests:
             self.confirmed += request.is_confirmed
             self.unconfirmed += not request.is_confirmed
-            self.whole += not request.is_confirmed and names >= set(request.names)
+            self.stored += not request.is_confirmed and names >= set(request.names)
 
     def __str__(self) -> str:
         return (
-            f"{self.confirmed} uploads were confirmed, and are whole; of {self.unconfirmed} others"
-            f" {self.whole} are whole and {self.unconfirmed - self.whole} are not there"
+            f"{self.confirmed} uploads were confirmed and are stored; of {self.unconfirmed} others"
+            f" {self.stored} are stored and {self.unconfirmed - self.stored} are not"
         )
 
 
 async def sent_until(
     kill: Kill, server: Server, mailbox: Mailbox, chance: random.Random
 ) -> Sequence[Request]:
-    """Send from all sides, kill at a random instant, and return what was sent."""
+    """Send concurrently, kill at a random instant, and return what was sent."""
     async with connected(server) as witness:
         lost = asyncio.Event()
 
@@ -123,7 +123,7 @@ async def sent_until(
         witness.add_termination_listener(is_lost)
         senders = Senders(mailbox, chance, SENDERS)
         await senders.answered(chance.randrange(8))
-        await between_two_instructions(chance)
+        await random_instant(chance)
         kill(server, chance)
         await senders.stop()
         await lost.wait()
@@ -131,19 +131,21 @@ async def sent_until(
     return senders.requests
 
 
-async def between_two_instructions(chance: random.Random) -> None:
-    """The instant of the crash is what the run is about, so this once time may pass unasked."""
+async def random_instant(chance: random.Random) -> None:
+    """The instant of the crash is random; no signal could choose it."""
     await asyncio.sleep(chance.uniform(0, 0.1))
 
 
 def started_again(server: Server) -> None:
     server.wait()
-    wait_until(lambda: not server.processes(), seconds=5, what="the end of its Postgres")
+    wait_until(
+        lambda: not server.processes(), seconds=STOPPED_SECONDS, what="the end of its Postgres"
+    )
     server.start()
 
 
 async def ready_again(server: Server) -> None:
-    """Postgres comes back by itself."""
+    """Wait until the server is ready; it restarts Postgres by itself."""
     await asyncio.to_thread(
         wait_until,
         lambda: server.get("/ready")[0] == 200,
@@ -162,7 +164,7 @@ async def connected(server: Server) -> AsyncIterator[Any]:
 
 
 async def consistent_feed(mailbox: Mailbox, connection: Any) -> Rows:
-    """The feed, after making sure that it, the files and the counters agree."""
+    """The feed, after checking that it agrees with the files and the counters."""
     rows = await mailbox.whole_feed()
     waiting = {upload["file_id"]: upload for upload in await mailbox.waiting()}
     announced = {row["request_body"]["file_id"]: row for row in rows}
@@ -204,7 +206,7 @@ def names_in(rows: Rows) -> set[str]:
 
 
 def assert_whole_or_absent(requests: Iterable[Request], rows: Rows) -> None:
-    """Confirmed: there, in the order of its parts and without another row between."""
+    """A stored upload has all of its rows, in the order of its parts and next to each other."""
     by_name = {row["request_body"]["name"]: row for row in rows}
     assert by_name.keys() <= {name for request in requests for name in request.names}
     for request in requests:
@@ -229,7 +231,7 @@ async def assert_contents(mailbox: Mailbox, requests: Iterable[Request], rows: R
 
 
 async def sent_again(mailbox: Mailbox, requests: Iterable[Request], rows: Rows) -> list[Request]:
-    """What a careful sender does: everything with a key that was not confirmed, once more."""
+    """Send every unconfirmed request that has a key once more, and the last confirmed one."""
     uris = {row["request_body"]["name"]: row["request_body"]["uri"] for row in rows}
     confirmed = [request for request in requests if request.key and request.is_confirmed][-1:]
     doubtful = [request for request in requests if request.key and not request.is_confirmed]
@@ -244,7 +246,7 @@ async def sent_again(mailbox: Mailbox, requests: Iterable[Request], rows: Rows) 
 
 
 def assert_each_once(requests: Iterable[Request], again: Iterable[Request], rows_now: Rows) -> None:
-    """The dense seqs and the equal counts have shown that no row is there twice by another id."""
+    """No file is in the feed twice, and every confirmed one is in it."""
     names = [row["request_body"]["name"] for row in rows_now]
     assert len(names) == len(set(names))
     for request in (*requests, *again):
@@ -252,19 +254,19 @@ def assert_each_once(requests: Iterable[Request], again: Iterable[Request], rows
             assert set(request.names) <= set(names)
 
 
-async def assert_room_comes_back(mailbox: Mailbox, connection: Any) -> None:
-    """Room promised to an upload that the crash cut off is free again when its time is over."""
+async def assert_reservations_expire(mailbox: Mailbox, connection: Any) -> None:
+    """A reservation of an upload that the crash interrupted is released when it expires."""
     reserved = (
         "select reserved_bytes, reserved_files from feeds where workspace_id = $1::uuid",
         mailbox.id,
     )
-    promised = await connection.fetchrow(
+    expected = await connection.fetchrow(
         "select coalesce(sum(bytes), 0), coalesce(sum(files), 0) from reservations"
         " where workspace_id = $1::uuid",
         mailbox.id,
     )
-    assert tuple(await connection.fetchrow(*reserved)) == tuple(promised)
+    assert tuple(await connection.fetchrow(*reserved)) == tuple(expected)
 
-    await quotas.forget_expired(connection, now=datetime.now(UTC) + timedelta(days=2))
+    await ExpiredReservations().delete_due(connection, now=datetime.now(UTC) + timedelta(days=2))
 
     assert tuple(await connection.fetchrow(*reserved)) == (0, 0)

@@ -1,4 +1,4 @@
-"""What a crash may cost: time, and never a row that was committed."""
+"""After a crash the server recovers by itself, and no committed row is lost."""
 
 import asyncio
 import os
@@ -7,16 +7,20 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import msgspec
 import pytest
 import soak
-from processes import Server, alive, children, wait_until
+from processes import STOPPED_SECONDS, Server, alive, children, wait_until
 
-READY_AGAIN_SECONDS = 10
+# A busy machine may be slow; how fast the recovery is, is not tested here.
+READY_AGAIN_SECONDS = 60
 GONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
@@ -26,7 +30,7 @@ def running(server: Server) -> Server:
 
 
 class Writer:
-    """Commits rows one by one in a thread of its own, and knows which commits were confirmed."""
+    """Commits rows one by one in a thread, and records the confirmed ones."""
 
     def __init__(self, dsn: str, numbers: Iterator[int]) -> None:
         self.confirmed: list[int] = []
@@ -37,7 +41,7 @@ class Writer:
         self._thread.start()
 
     async def _write(self) -> None:
-        """Write until the database goes away."""
+        """Write until the connection is lost."""
         try:
             async with connected(self._dsn) as connection:
                 for number in self._numbers:
@@ -50,11 +54,11 @@ class Writer:
 
     def wait_for(self, rows: int) -> None:
         with self._progress:
-            assert self._progress.wait_for(lambda: len(self.confirmed) >= rows, timeout=30)
+            assert self._progress.wait_for(lambda: len(self.confirmed) >= rows, timeout=60)
 
     def wait(self) -> None:
-        """Wait until it has noticed that the database is gone."""
-        self._thread.join(30)
+        """Wait until it has lost its connection."""
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -91,8 +95,8 @@ def kill_server(server: Server) -> None:
 def kill_postgres(server: Server) -> None:
     postgres = server.postgres_pid()
     os.kill(postgres, signal.SIGKILL)
-    wait_until(lambda: not alive(postgres), seconds=5, what="the end of Postgres")
-    wait_until(lambda: server.get("/ready")[0] == 200, seconds=READY_AGAIN_SECONDS, what="ready")
+    wait_until(lambda: not alive(postgres), seconds=STOPPED_SECONDS, what="the end of Postgres")
+    ready_again(server)
 
 
 def kill_both(server: Server) -> None:
@@ -108,7 +112,7 @@ CRASHES: list[Callable[[Server], None]] = [kill_server, kill_postgres, kill_both
 def test_no_committed_row_is_missing_after_a_crash(
     running: Server, crash: Callable[[Server], None]
 ):
-    """Whatever was confirmed to a writer is there after the crash, at whichever instant it came."""
+    """Every confirmed row is stored, at whatever instant the crash comes."""
     execute(running.dsn, "create table letters (number bigint primary key)")
     confirmed: set[int] = set()
     numbers = iter(range(10**12))
@@ -117,7 +121,7 @@ def test_no_committed_row_is_missing_after_a_crash(
         with run as chance:
             writer = Writer(running.dsn, numbers)
             writer.wait_for(rows=chance.randrange(1, 300))
-            between_two_rows(chance)
+            random_instant(chance)
             crash(running)
             writer.wait()
             confirmed |= set(writer.confirmed)
@@ -125,54 +129,76 @@ def test_no_committed_row_is_missing_after_a_crash(
             assert confirmed <= letters(running.dsn)
 
 
-def between_two_rows(chance: random.Random) -> None:
-    """The instant of the crash is what the run is about, so this once time may pass unasked."""
+def random_instant(chance: random.Random) -> None:
+    """The instant of the crash is random; no signal could choose it."""
     time.sleep(chance.uniform(0, 0.003))
 
 
-def test_a_killed_server_takes_its_postgres_along_and_the_next_start_recovers(running: Server):
+def test_the_postgres_of_a_killed_server_ends_and_the_next_start_recovers(running: Server):
     running.kill()
 
-    wait_until(lambda: not running.processes(), seconds=5, what="the end of every process")
+    wait_until(
+        lambda: not running.processes(), seconds=STOPPED_SECONDS, what="the end of every process"
+    )
     assert running.start().get("/ready")[0] == 200
 
 
-def test_a_killed_postgres_is_back_without_help_while_the_server_stays(running: Server):
-    """No operator is awake when it happens."""
+def test_a_killed_postgres_is_restarted_by_the_server(running: Server):
+    """Until then the server is not ready, and says why."""
     server, postgres = running.pid, running.postgres_pid()
-    os.kill(postgres, signal.SIGKILL)
+    with asked_while_halted(running) as answer:
+        os.kill(postgres, signal.SIGKILL)
+        wait_until(lambda: not alive(postgres), seconds=STOPPED_SECONDS, what="the end of Postgres")
+    ready_again(running)
 
-    reason = answer_of_ready(running, 503)
-    answer_of_ready(running, 200)
-
-    assert msgspec.json.decode(reason)["code"] == "not_ready"
-    assert "database" in msgspec.json.decode(reason)["error"]
+    status, body = answer()
+    assert (status, body["code"]) == (503, "not_ready")
+    assert "database" in body["error"]
     assert running.postgres_pid() != postgres
     assert children(os.getpid())[server] == "python"
 
 
-def answer_of_ready(server: Server, status: int) -> bytes:
-    """Ask without a pause, since Postgres is back in a moment, until this is the answer."""
-    give_up_at = time.monotonic() + READY_AGAIN_SECONDS
-    while (answer := server.get("/ready"))[0] != status:
-        assert time.monotonic() < give_up_at, answer
-    return answer[1]
+@contextmanager
+def asked_while_halted(server: Server) -> Iterator[Callable[[], tuple[int, dict[str, Any]]]]:
+    """
+    Halt the server, ask whether it is ready, and let it go on at the end.
+
+    So it answers right after what happens inside, before it can do something about it.
+    """
+    where = urlsplit(server.address)
+    connection = HTTPConnection(where.hostname or "", where.port, timeout=READY_AGAIN_SECONDS)
+
+    def answer() -> tuple[int, dict[str, Any]]:
+        response = connection.getresponse()
+        with closing(connection):
+            return response.status, msgspec.json.decode(response.read())
+
+    halt(server.pid)
+    try:
+        connection.request("GET", "/ready")
+        yield answer
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
 
 
-def test_a_postgres_that_hangs_makes_the_server_not_ready_and_not_dead(running: Server):
-    """A probe gets its answer in time even when the database gives none."""
+def ready_again(server: Server) -> None:
+    wait_until(lambda: server.get("/ready")[0] == 200, seconds=READY_AGAIN_SECONDS, what="ready")
+
+
+def test_a_server_with_a_postgres_that_hangs_is_alive_and_not_ready(running: Server):
+    """A probe gets an answer although the database gives none."""
     with postgres_hangs(running):
         status, body = running.get("/ready")
         alive_status, _ = running.get("/health")
 
     assert (status, alive_status) == (503, 200)
-    assert "did not answer within 2 s" in msgspec.json.decode(body)["error"]
-    answer_of_ready(running, 200)
+    assert "did not answer within" in msgspec.json.decode(body)["error"]
+    ready_again(running)
 
 
 @contextmanager
 def postgres_hangs(server: Server) -> Iterator[None]:
-    """Stop every process of it; the postmaster first, so that no backend is born meanwhile."""
+    """Halt every process of Postgres; the postmaster first, so that it starts no other."""
     postmaster = server.postgres_pid()
     halt(postmaster)
     backends = list(children(postmaster))
@@ -188,6 +214,4 @@ def postgres_hangs(server: Server) -> Iterator[None]:
 def halt(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     status = Path(f"/proc/{pid}/status")
-    wait_until(
-        lambda: "State:\tT" in status.read_text(), seconds=5, what="a process that stands still"
-    )
+    wait_until(lambda: "State:\tT" in status.read_text(), seconds=30, what="a halted process")

@@ -1,4 +1,4 @@
-"""Every mistake of an operator ends in one sentence and a non-zero exit, never in a trace."""
+"""Every mistake of an operator ends in one sentence and exit code 1, never in a traceback."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def serve(*words: str | Path) -> Outcome:
 
 
 def assert_one_sentence(outcome: Outcome, pattern: str) -> None:
-    """The whole of standard error is one line that a person understands."""
+    """Standard error is exactly one line, a sentence."""
     assert outcome.code == 1, outcome
     assert outcome.stderr.count("\n") == 1, outcome.stderr
     assert re.fullmatch(rf"restante: {pattern}", outcome.stderr.strip()), outcome.stderr
@@ -30,7 +30,7 @@ def assert_one_sentence(outcome: Outcome, pattern: str) -> None:
     assert "ready" not in outcome.stdout
 
 
-def test_the_port_is_taken(tmp_path: Path):
+def test_a_port_that_is_in_use_is_one_sentence(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
 
@@ -43,7 +43,7 @@ def test_the_port_is_taken(tmp_path: Path):
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
-def test_the_host_is_not_ours(tmp_path: Path, host: str):
+def test_a_host_that_is_not_this_machine_is_one_sentence(tmp_path: Path, host: str):
     outcome = serve("--host", host, "--data-dir", tmp_path / "data")
 
     assert_one_sentence(outcome, rf"Restante cannot listen on {re.escape(host)} port 0: .*")
@@ -70,7 +70,7 @@ UNREACHABLE = {
 
 @pytest.mark.parametrize("url", UNREACHABLE.values(), ids=UNREACHABLE)
 @pytest.mark.parametrize("command", ["serve", "migrate"])
-def test_the_database_cannot_be_reached(tmp_path: Path, url: str, command: str):
+def test_a_database_that_cannot_be_reached_is_one_sentence(tmp_path: Path, url: str, command: str):
     url = url.format(password=PASSWORD, port=refused_port())
 
     outcome = restante(command, "--data-dir", tmp_path, "--database-url", url)
@@ -80,7 +80,7 @@ def test_the_database_cannot_be_reached(tmp_path: Path, url: str, command: str):
     )
 
 
-def test_the_database_does_not_exist(cluster: str, tmp_path: Path):
+def test_a_database_that_does_not_exist_is_one_sentence(cluster: str, tmp_path: Path):
     outcome = serve("--data-dir", tmp_path, "--database-url", dsn_of(cluster, "no_such_database"))
 
     assert_one_sentence(
@@ -89,7 +89,7 @@ def test_the_database_does_not_exist(cluster: str, tmp_path: Path):
     )
 
 
-def test_the_user_is_not_let_in(cluster: str, tmp_path: Path):
+def test_a_database_user_that_is_refused_is_one_sentence(cluster: str, tmp_path: Path):
     stranger = cluster.replace("://restante@", f"://stranger:{PASSWORD}@")
     assert stranger != cluster
 
@@ -100,7 +100,7 @@ def test_the_user_is_not_let_in(cluster: str, tmp_path: Path):
 
 @contextmanager
 def old_postgres(version: str) -> Iterator[str]:
-    """A peer that speaks just enough of the protocol to say how old it is."""
+    """A server that speaks enough of the protocol of Postgres to send its version."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=_answer, args=(listening, version), daemon=True).start()
         yield f"postgresql://restante@127.0.0.1:{listening.getsockname()[1]}/restante"
@@ -118,7 +118,7 @@ def _answer(listening: socket.socket, version: str) -> None:
 def _converse(connection: socket.socket, version: str) -> None:
     with connection:
         request = connection.recv(4096)
-        if request[4:8] == struct.pack("!i", 80877103):  # may we speak TLS?
+        if request[4:8] == struct.pack("!i", 80877103):  # a request for TLS
             connection.sendall(b"N")
             connection.recv(4096)
         connection.sendall(
@@ -137,14 +137,14 @@ def _message(kind: bytes, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate"])
-def test_the_postgres_is_too_old(tmp_path: Path, command: str):
+def test_a_postgres_that_is_too_old_is_one_sentence(tmp_path: Path, command: str):
     with old_postgres("14.9") as url:
         outcome = restante(command, "--data-dir", tmp_path, "--database-url", url)
 
     assert_one_sentence(outcome, r"The database is Postgres 14\.9; Restante needs 15 or newer\.")
 
 
-def test_the_peer_is_no_postgres(tmp_path: Path):
+def test_a_server_that_is_no_postgres_is_one_sentence(tmp_path: Path):
     """A web server on that port, for instance."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -163,7 +163,7 @@ def test_the_peer_is_no_postgres(tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate"])
-def test_a_setting_is_unknown(command: str):
+def test_an_unknown_setting_is_one_sentence_with_a_suggestion(command: str):
     outcome = restante(command, RESTANTE_DATABASE_ULR="postgresql://x")
 
     assert_one_sentence(
@@ -173,13 +173,13 @@ def test_a_setting_is_unknown(command: str):
     )
 
 
-def test_a_setting_has_a_value_that_cannot_be():
+def test_an_invalid_value_of_a_setting_is_one_sentence():
     outcome = restante("serve", RESTANTE_PORT="http")
 
     assert_one_sentence(outcome, r"RESTANTE_PORT is wrong: expected int.*")
 
 
-def test_the_admin_token_is_too_short_and_is_not_repeated():
+def test_an_admin_token_that_is_too_short_is_refused_and_not_printed():
     outcome = restante("serve", RESTANTE_ADMIN_TOKEN="hunter2")
 
     assert_one_sentence(outcome, r"RESTANTE_ADMIN_TOKEN is too short: .*")
@@ -188,7 +188,9 @@ def test_the_admin_token_is_too_short_and_is_not_repeated():
 
 @pytest.mark.parametrize("command", ["serve", "migrate"])
 @pytest.mark.parametrize("inside", [False, True])
-def test_the_data_directory_is_a_file(tmp_path: Path, command: str, inside: bool):
+def test_a_data_directory_that_is_a_file_is_one_sentence(
+    tmp_path: Path, command: str, inside: bool
+):
     file = tmp_path / "data"
     file.write_text("precious")
 
@@ -199,8 +201,8 @@ def test_the_data_directory_is_a_file(tmp_path: Path, command: str, inside: bool
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate"])
-def test_the_data_directory_cannot_be_written(command: str):
-    """Not even root can write there, so that the test holds for every user."""
+def test_a_data_directory_that_cannot_be_created_is_one_sentence(command: str):
+    """Not even root can write there."""
     outcome = restante(command, "--data-dir", "/proc/restante")
 
     assert_one_sentence(
@@ -208,7 +210,7 @@ def test_the_data_directory_cannot_be_written(command: str):
     )
 
 
-def test_the_data_directory_cannot_be_written_by_this_user(tmp_path: Path):
+def test_a_data_directory_of_another_user_is_one_sentence(tmp_path: Path):
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     sealed = tmp_path / "sealed"
@@ -219,7 +221,7 @@ def test_the_data_directory_cannot_be_written_by_this_user(tmp_path: Path):
     assert_one_sentence(outcome, r"The data directory .* this user may not write in it\. .*")
 
 
-def test_another_server_has_the_data_directory(server: Server):
+def test_a_data_directory_that_another_server_uses_is_one_sentence(server: Server):
     server.start()
 
     outcome = serve("--data-dir", server.data_dir)
@@ -232,13 +234,13 @@ def test_another_server_has_the_data_directory(server: Server):
     assert server.get("/ready")[0] == 200
 
 
-def test_the_postgres_programs_are_not_there(tmp_path: Path):
+def test_missing_programs_of_postgres_are_one_sentence(tmp_path: Path):
     outcome = serve("--data-dir", tmp_path / "data", "--postgres-bin", tmp_path)
 
     assert_one_sentence(outcome, rf"There is no postgres and no initdb in {tmp_path}.*")
 
 
-def test_the_account_for_postgres_is_not_there(tmp_path: Path):
+def test_a_missing_account_for_postgres_is_one_sentence(tmp_path: Path):
     outcome = serve("--data-dir", tmp_path / "data", "--postgres-account", "no-such-account")
 
     assert_one_sentence(outcome, r".*account no-such-account.*")

@@ -1,4 +1,4 @@
-"""What an operator sees when a server starts: the address, the token, the migrations, the logs."""
+"""A server at its start: the address, the admin token, the migrations, the logs."""
 
 import fcntl
 import os
@@ -8,7 +8,6 @@ import stat
 import subprocess
 import termios
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,16 +19,13 @@ from processes import READY, RESTANTE, STOPPED_SECONDS, Server, clean_environmen
 
 from restante.database import migrate
 
-# The contract of a start that finds everything installed and made.
-SECOND_START_SECONDS = 3
-
 
 @pytest.fixture
 def running(server: Server) -> Server:
     return server.start()
 
 
-def test_a_ready_server_says_where_it_is_and_what_to_do_next(running: Server):
+def test_a_ready_server_prints_its_address_and_what_to_do_next(running: Server):
     said = running.said[running.said.index(READY) :]
 
     assert re.match(r"Restante is ready at http://127\.0\.0\.1:\d+\n", said)
@@ -38,18 +34,23 @@ def test_a_ready_server_says_where_it_is_and_what_to_do_next(running: Server):
     assert running.get("/ready")[0] == 200
 
 
-def test_the_second_start_is_quick(running: Server):
+def test_the_second_start_creates_no_cluster_and_migrates_nothing(running: Server):
+    """So it takes little time."""
+    assert running.home is not None
+    version = running.home / "postgres" / "PG_VERSION"
+    before = version.stat().st_ino
+    assert '"migrated"' in running.said
     running.stop()
 
-    began = time.monotonic()
     running.start()
 
-    assert time.monotonic() - began < SECOND_START_SECONDS
+    assert version.stat().st_ino == before
+    assert '"migrated"' not in running.said
 
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_ten_servers_that_start_at_once_on_an_empty_database_all_come_up(
+async def test_ten_servers_that_start_at_once_on_an_empty_database_become_ready(
     empty_dsn: str, tmp_path: Path
 ):
     with ExitStack() as stack:
@@ -83,7 +84,7 @@ async def dsn_server(dsn: str, tmp_path: Path) -> AsyncIterator[Server]:
         yield server.start()
 
 
-def test_the_admin_token_is_made_once_and_kept_from_others(running: Server):
+def test_the_admin_token_is_generated_once_and_only_its_owner_can_read_it(running: Server):
     file = running.data_dir / "admin-token"
     first = running.admin_token
     running.stop()
@@ -103,7 +104,7 @@ def test_the_admin_token_is_never_printed(running: Server):
     assert running.admin_token not in running.said
 
 
-def test_a_given_admin_token_is_not_written_down(place: Path):
+def test_an_admin_token_of_the_operator_is_not_stored(place: Path):
     token = "a-token-from-a-secret-store"
     with Server(place / "data", RESTANTE_ADMIN_TOKEN=token).start() as server:
         server.get("/ready", {"Authorization": f"Bearer {token}"})
@@ -113,14 +114,13 @@ def test_a_given_admin_token_is_not_written_down(place: Path):
         assert token not in server.said
 
 
-def test_the_database_of_a_server_is_open_to_nobody_else(running: Server):
-    """The directories that we make let nobody look around."""
+def test_the_directories_of_the_database_are_private(running: Server):
     assert running.home is not None
     assert stat.S_IMODE((running.home / "postgres").stat().st_mode) == 0o700
     assert not stat.S_IMODE(running.data_dir.stat().st_mode) & 0o066
 
 
-def test_logs_are_json_when_nobody_watches(running: Server):
+def test_logs_are_json_when_the_output_is_not_a_terminal(running: Server):
     running.get("/health", {"X-Request-ID": "a-request-of-mine"})
     running.stop()
 
@@ -129,7 +129,7 @@ def test_logs_are_json_when_nobody_watches(running: Server):
     (event,) = [event for event in events if event.get("request_id") == "a-request-of-mine"]
     assert event["event"] == "request"
     assert (event["method"], event["route"], event["status"]) == ("GET", "/health", 200)
-    assert 0 <= event["seconds"] < 60
+    assert event["seconds"] >= 0
     assert event["timestamp"].endswith("Z")
 
 
@@ -139,7 +139,7 @@ async def test_logs_are_columns_on_a_terminal(dsn_on_terminal: "Terminal"):
 
     line = wait_until(
         lambda: next((n for n in dsn_on_terminal.lines() if "route" in n), None),
-        seconds=10,
+        seconds=30,
         what="a line for the request",
     )
 
@@ -148,7 +148,7 @@ async def test_logs_are_columns_on_a_terminal(dsn_on_terminal: "Terminal"):
 
 
 class Terminal:
-    """A server whose output goes to a terminal, the way a person starts it."""
+    """A server that a person starts on a terminal."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -173,7 +173,7 @@ class Terminal:
         while True:
             try:
                 chunk = os.read(self._keyboard, 4096)
-            except OSError:  # how a terminal says that the other side has gone
+            except OSError:  # the end of file of a pseudo-terminal
                 return
             self.text += chunk.decode(errors="replace")
             found = re.search(rf"{READY}(\S+)\r?\n", self.text)
@@ -185,10 +185,10 @@ class Terminal:
         return re.sub(r"\x1b\[[0-9;]*m", "", self.text).splitlines()
 
     def press_ctrl_c(self) -> int:
-        """What the keyboard does; the exit code."""
+        """Press Ctrl-C; returns the exit code."""
         os.write(self._keyboard, b"\x03")
         code = self._process.wait(STOPPED_SECONDS)
-        self._reader.join(10)
+        self._reader.join(STOPPED_SECONDS)
         os.close(self._keyboard)
         return code
 

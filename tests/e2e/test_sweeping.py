@@ -13,9 +13,9 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from aiohttp import ClientError, ClientSession
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from processes import Server
-from senders import MIB, File, Mailbox, Request, registered, session_with
+from senders import MIB, File, Mailbox, Request, registered
 from sweeps import CHUNKS, FEED, grow_older, make_old_feed, partition_names, state_of
 from waiting import until
 
@@ -50,6 +50,17 @@ async def connected(server: Server) -> AsyncIterator[Any]:
     finally:
         with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             await connection.close(timeout=2)
+
+
+def session(server: Server) -> ClientSession:
+    """
+    A connection for each request.
+
+    The test works on the database for longer than the server keeps an idle connection open, and a
+    POST on a connection that is being closed fails.
+    """
+    connector = TCPConnector(force_close=True)
+    return ClientSession(server.address, connector=connector, timeout=ClientTimeout(total=60))
 
 
 def on_disk(server: Server) -> int:
@@ -115,7 +126,7 @@ async def stage_and_sweep(running: Server, live_share: float) -> None:
     count = STAGED_MIB * MIB // FILE // 2
     live = round(count * live_share)
     kept: dict[str, File] = {}
-    async with session_with(running) as http, connected(running) as connection:
+    async with session(running) as http, connected(running) as connection:
         busy, offline = await registered(http), await registered(http)
         await sweep(http, running)
         empty = on_disk(running)
@@ -197,7 +208,7 @@ class Staged:
 
 
 async def kill_and_start(running: Server, step: str, *, file_bytes: int) -> None:
-    async with session_with(running) as http, connected(running) as connection:
+    async with session(running) as http, connected(running) as connection:
         await first_pass(running)
         there = await stage_old(http, connection, file_bytes)
         full = on_disk(running)
@@ -205,7 +216,7 @@ async def kill_and_start(running: Server, step: str, *, file_bytes: int) -> None
 
     running.start()
 
-    async with session_with(running) as http, connected(running) as connection:
+    async with session(running) as http, connected(running) as connection:
         await first_pass(running)
         assert await state_of(connection, there.bucket) == "gone", (step, running.said)
         assert await state_of(connection, there.feed) == "gone", (step, running.said)

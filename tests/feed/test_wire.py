@@ -15,7 +15,8 @@ from callers import (
     registered,
 )
 from sites import Site
-from ulid import ULID
+
+from restante.ids import new_activity_id
 
 pytestmark = pytest.mark.anyio
 
@@ -292,7 +293,7 @@ async def test_a_lost_cursor_gets_the_same_410_whatever_the_reason(caller: Calle
             uuid4(),
             UUID(int=0),
             UUID(int=2**128 - 1),
-            ULID().to_uuid(),
+            new_activity_id(datetime.now(UTC)),
             trimmed["id"],
             others["id"],
         )

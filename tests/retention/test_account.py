@@ -134,7 +134,7 @@ async def test_dead_bytes_are_what_the_chunks_take_beyond_the_live_files(
 async def test_files_that_are_larger_than_their_table_leave_nothing_dead(
     account: SpaceAccount, connection: Any, workspace_id: WorkspaceId
 ):
-    """Files are measured by their length, and a table by its pages: the difference can be negative."""
+    """Files are measured by their length, and a table by its pages."""
     await make_upload(connection, workspace_id)
     await connection.execute("update uploads set size = 10000000")
 

@@ -34,6 +34,7 @@ from restante.database.partitions import Partition, PartitionedTable, PartitionS
 from restante.database.pool import Connection, Database
 from restante.database.spans import Span
 from restante.errors import DatabaseUnavailable
+from restante.retention import upkeep
 from restante.retention.rules import DROP_DETACHED, FINISH_DETACH
 from restante.retention.space import SpaceAccount
 from restante.retention.subjects import PartitionSubject, Subjects, Work
@@ -55,6 +56,9 @@ class Letters(PartitionSubject[int]):
     tables = ("letters",)
     table = LETTERS
     width = HOUR
+
+    async def parents(self, db: Database) -> Sequence[str]:
+        return ["letters_air", "letters_sea"]
 
     async def contents(
         self, connection: Connection, past: Sequence[Partition], *, now: datetime, closely: bool
@@ -218,7 +222,8 @@ async def test_a_leftover_of_the_second_level_is_dropped(
     plan = await sweep.plan(now=utc_now())
     report = await sweep.run(now=utc_now())
 
-    assert [(step.action, step.partition) for step in plan.steps][0] == (DROP_DETACHED, AIR)
+    first, *_ = plan.steps
+    assert (first.action, first.partition) == (DROP_DETACHED, AIR)
     assert report.done == plan.steps
     assert await state_of(connection, AIR) == "gone"
 
@@ -247,3 +252,22 @@ async def test_a_detach_that_cannot_end_postpones_its_own_parent_only(
     assert "another partition of its table" in reasons(report)[DROP]
     assert tally.left == 2
     assert actions(await sweep.run(now=utc_now())) == [FINISH_DETACH, DROP]
+
+
+async def test_each_parent_gets_partitions_ahead_of_the_clock(db: Database, connection: Any):
+    """A kind without a partition for the next hour would refuse its rows."""
+    now = utc_now()
+
+    await upkeep.create_partitions(db, Subjects(Letters()), now=now)
+
+    for kind in ("air", "sea"):
+        await write(connection, kind, now + 2 * HOUR)
+    lead = await upkeep.lead_seconds(db, Subjects(Letters()), now=now)
+    assert lead["letters"] > 2 * HOUR.total_seconds()
+
+
+async def test_a_name_that_postgres_would_cut_is_refused(db: Database):
+    """Two partitions with the same first 63 characters would be one table."""
+    async with db.transaction() as tx:
+        with pytest.raises(ValueError, match="longer than a name"):
+            await partitions.create(tx, LETTERS, Span(PAST, PAST + HOUR), parent="l" * 48)

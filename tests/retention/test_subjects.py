@@ -1,4 +1,4 @@
-"""Everything that grows belongs to a subject, is planned when it is due, and is gone after a pass."""
+"""Everything that grows has a subject, is planned when it is due, and is gone after a pass."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -48,7 +48,7 @@ def sweep(db: Database) -> Sweep:
 
 
 async def test_every_table_belongs_to_a_registered_subject(connection: Any, tmp_path: Path):
-    """Nothing grows without bound; a new table needs a subject, or a reason why it does not grow."""
+    """A new table needs a subject, or a reason why it does not grow."""
     subjects = wiring.subjects_of(settings_for("", tmp_path))
     tables = await connection.fetch(
         "select relname from pg_class where relnamespace = 'restante'::regnamespace"
@@ -80,7 +80,7 @@ def test_the_subjects_of_the_tests_are_those_of_a_server(tmp_path: Path):
 def test_a_partition_of_an_unknown_table_is_an_error():
     unknown = Partition("letters", "letters_1", PartitionState.ATTACHED, None)
 
-    with pytest.raises(LookupError, match="no subject is registered for .* letters"):
+    with pytest.raises(LookupError, match=r"no subject is registered for .* letters"):
         make_subjects().of_partition(unknown)
 
 
@@ -210,6 +210,31 @@ async def test_nothing_is_due_before_its_time(
     plan = await sweep.plan(now=utc_now())
 
     assert (plan.steps, plan.held) == ([], [])
+
+
+# Locks -------------------------------------------------------------------------------------------
+
+ROWS = {subject.name: subject for subject in make_subjects().rows}
+
+
+@pytest.mark.parametrize(
+    ("subject", "table"),
+    [(name, table) for name, one in ROWS.items() for table in sorted({*one.tables, "feeds"})],
+)
+async def test_deleting_rows_waits_for_no_lock(
+    *, connection: Any, workspace_id: WorkspaceId, connections: Any, subject: str, table: str
+):
+    """Any number of servers delete at once, while clients change the same rows and counters."""
+    holder, deleting = await connections(), ROWS[subject]
+    await MAKE_DUE[subject](connection, workspace_id)
+    await connection.execute("set lock_timeout = '100ms'")
+    async with holder.transaction():
+        await holder.execute(f"select from {table} for update")
+        meanwhile = await deleting.delete_due(connection, now=utc_now())
+
+    afterwards = await deleting.delete_due(connection, now=utc_now())
+
+    assert sum(meanwhile.values()) + sum(afterwards.values()) == 1
 
 
 # Prompt ------------------------------------------------------------------------------------------

@@ -139,9 +139,11 @@ async def test_rows_deleted_before_a_failure_are_counted_and_logged(
     await connection.execute("alter function refuse_rows() rename to elsewhere")
     tally = Tally()
 
-    with structlog.testing.capture_logs() as logged:
-        with pytest.raises(asyncpg.UndefinedFunctionError):
-            await sweep.run_observed(tally, now=utc_now())
+    with (
+        structlog.testing.capture_logs() as logged,
+        pytest.raises(asyncpg.UndefinedFunctionError),
+    ):
+        await sweep.run_observed(tally, now=utc_now())
 
     assert tally == Tally(rows=Counter(expired=3), failed=1)
     assert [(line["event"], line["expired"]) for line in logged] == [("swept", 3)]

@@ -92,7 +92,7 @@ async def test_a_bucket_is_removed_by_the_pass_after_an_interrupted_one(
 async def test_files_that_an_interrupted_pass_did_not_move_are_moved_by_the_next(
     db: Database, connection: Any, workspace_id: WorkspaceId, connections: Any
 ):
-    """The copy and the new bucket of a file are one commit: it is found in one place or the other."""
+    """One commit copies a file and points to the copy: it is found in one of the two buckets."""
     parts, tally = make_parts(db), Tally()
     live = await make_old(connection, workspace_id, 2, data=CONTENT)
     await expire(connection, *await make_old(connection, workspace_id, 20))

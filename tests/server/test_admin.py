@@ -1,4 +1,4 @@
-"""The sweep over HTTP and by itself: what the operator asks for, and what the metrics say."""
+"""The sweep, its plan and the status over HTTP, in the background, and in the metrics."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ async def asked(site: Site, method: str, path: str) -> Any:
 
 
 async def metrics(site: Site) -> dict[tuple[str, ...], float]:
-    """Every sample under its name and its labels' values, in the order of the labels' names."""
+    """Every sample by its name and the values of its labels, in the order of their names."""
     page = (await ask(site, "GET", "/metrics", headers=ADMIN)).body.decode()
     return {
         (sample.name, *sample.labels.values()): sample.value
@@ -64,17 +64,17 @@ async def metrics(site: Site) -> dict[tuple[str, ...], float]:
 SWEPT = "molecule_pending_uploads_swept_total"
 
 
-# Asked for by the operator
+# On request of the operator
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", PLAN), ("POST", SWEEP), ("GET", STATUS)])
-async def test_only_the_operator_may_ask(caller: Caller, method: str, path: str):
+async def test_only_the_operator_may_call_these_routes(caller: Caller, method: str, path: str):
     for headers in ({}, bearer(caller.token), bearer("x" * 32)):
         answer = await ask(caller.site, method, path, headers=headers)
         assert (answer.status, answer.json["code"]) == (401, "not_authenticated")
 
 
-async def test_the_plan_says_what_the_sweep_then_does(caller: Caller, connection: Any):
+async def test_the_sweep_does_what_the_plan_says(caller: Caller, connection: Any):
     acked, *_ = await caller.staged(*[Part(pattern(MIB))] * 3)
     await caller.ack(acked)
     await grow_older(connection)
@@ -87,7 +87,7 @@ async def test_the_plan_says_what_the_sweep_then_does(caller: Caller, connection
     assert unchanged == before
     rows, bucket = plan["steps"]
     assert (rows["action"], rows["leaf"], rows["rows"]) == ("delete uploads", None, 3)
-    assert rows["why"] == "1 acknowledged, 2 expired"
+    assert rows["why"] == "1 acked, 2 expired"
     assert bucket["action"] == "drop a bucket"
     assert plan["bytes_to_come_back"] == bucket["bytes"] > 3 * MIB
     assert plan["held"] == []
@@ -111,28 +111,28 @@ async def test_the_plan_names_who_holds_space_since_when_and_until_when(
     assert held["workspace_id"] == caller.id
     assert held["workspace_bytes"] == MIB
     assert held["bytes"] > MIB
-    assert held["why"] == "1 files live in it"
+    assert held["why"] == "1 live files are in it"
     for name, moment in (("since", row["created_at"]), ("until", row["expires_at"])):
         assert held[name].startswith(f"{moment:%Y-%m-%dT%H:%M:%S}")
 
 
-async def test_a_sweep_that_somebody_is_in_the_way_of_says_so(
+async def test_a_step_that_another_session_locks_out_is_postponed_with_the_reason(
     caller: Caller, connection: Any, connections: Any
 ):
     await caller.staged()
     await grow_older(connection)
-    (leaf,) = [step["leaf"] for step in (await asked(caller.site, "GET", PLAN))["steps"][1:]]
+    _, drop = (await asked(caller.site, "GET", PLAN))["steps"]
 
-    async with locked(await connections(), leaf):
+    async with locked(await connections(), drop["leaf"]):
         report = await asked(caller.site, "POST", SWEEP)
 
     (postponed,) = report["postponed"]
-    assert postponed["step"]["leaf"] == leaf
-    assert "in the way" in postponed["reason"]
+    assert postponed["step"]["leaf"] == drop["leaf"]
+    assert "holds a lock" in postponed["reason"]
     assert (await metrics(caller.site))["molecule_sweep_steps_postponed_total",] == 1
 
 
-async def test_a_sweep_beside_another_server_that_sweeps_says_so(
+async def test_a_sweep_while_another_server_sweeps_is_postponed_with_the_reason(
     caller: Caller, connection: Any, connections: Any
 ):
     await caller.staged()
@@ -170,10 +170,10 @@ async def test_the_status_shows_tables_uploads_and_workspaces(caller: Caller, co
     assert status["workspaces_active"] == 1
 
 
-# By itself
+# In the background
 
 
-async def test_every_outcome_and_the_resets_are_there_from_the_start(run_site: SiteFactory):
+async def test_every_outcome_is_shown_as_zero_from_the_start(run_site: SiteFactory):
     async with run_site() as site:
         found = await metrics(site)
 
@@ -268,8 +268,8 @@ async def test_the_space_account_is_in_the_metrics(run_site: SiteFactory, connec
         assert found["molecule_space_days_until_full",] > 0
 
 
-async def test_workspaces_in_the_metrics_are_few(site: Site):
-    """A label for each of a hundred thousand workspaces would be the end of the dashboard."""
+async def test_the_number_of_workspaces_in_the_metrics_is_bounded(site: Site):
+    """One label value per workspace would be too many for Prometheus and for the dashboard."""
     for _ in range(25):
         await (await registered(site)).staged()
 
@@ -282,31 +282,31 @@ async def test_workspaces_in_the_metrics_are_few(site: Site):
 # The feed
 
 
-async def test_a_cursor_below_a_trimmed_leaf_is_told_and_one_above_goes_on(
+async def test_a_cursor_in_a_trimmed_partition_is_a_410_and_one_after_it_goes_on(
     run_site: SiteFactory, connection: Any
 ):
     async with run_site(feed_retention_days=30) as site:
         caller = await registered(site)
         await caller.staged(*[Part()] * 5)
-        leaf = await make_old_feed(connection, UUID(caller.id), up_to=3)
+        partition = await make_old_feed(connection, UUID(caller.id), up_to=3)
         ids = [row["id"] for row in reversed(await caller.feed())]
 
         report = await asked(site, "POST", SWEEP)
 
-        assert [step["leaf"] for step in report["done"]] == [leaf]
+        assert [step["leaf"] for step in report["done"]] == [partition]
         answers = [await caller.read_feed(since_id=row_id) for row_id in ids]
         whole = await caller.read_feed()
-    assert leaf not in await partition_names(connection, FEED)
+    assert partition not in await partition_names(connection, FEED)
     assert [answer.status for answer in answers] == [410, 410, 410, 200, 200]
     assert [row["seq"] for row in answers[3].json] == [5]
     assert [row["seq"] for row in whole.json] == [5, 4]
     assert whole.headers[wire.LOWEST_SEQ] == "4"
 
 
-async def test_a_follower_meets_every_row_or_a_410_while_leaves_go(
+async def test_a_follower_sees_every_row_or_a_410_while_partitions_are_dropped(
     run_site: SiteFactory, connection: Any
 ):
-    """Rows are appended, put back in time and trimmed while a reader follows by small pages."""
+    """Rows are appended, made older and trimmed while a reader follows by small pages."""
     async with run_site(feed_retention_days=30) as site:
         caller = await registered(site)
         await caller.staged(*[Part()] * 40)
@@ -320,24 +320,24 @@ async def test_a_follower_meets_every_row_or_a_410_while_leaves_go(
         await caller.staged(*[Part()] * 5)
         pages = await following
 
-    for page, is_anew in pages:
+    for page, started_over in pages:
         assert page == list(range(page[0], page[0] + len(page)))
-        assert is_anew or page[0] == before + 1
+        assert started_over or page[0] == before + 1
         before = page[-1]
     assert before == 60
 
 
 async def follow(caller: Caller, since_id: str, last: int) -> list[tuple[list[int], bool]]:
-    """Pages of seqs, each with whether the reader was told to start over before it."""
+    """Pages of seqs, each with whether the reader had to start over before it."""
     pages: list[tuple[list[int], bool]] = []
     async with asyncio.timeout(30):
         while not (pages and pages[-1][0][-1] >= last):
             answer = await caller.read_feed(since_id=since_id, limit=3, wait=1)
-            is_anew = answer.status == 410
+            started_over = answer.status == 410
             assert answer.status in {200, 410}, answer.body
-            rows = list(reversed(await caller.feed(limit=500))) if is_anew else answer.json
+            rows = list(reversed(await caller.feed(limit=500))) if started_over else answer.json
             if rows:
-                pages.append(([row["seq"] for row in rows], is_anew))
+                pages.append(([row["seq"] for row in rows], started_over))
                 since_id = rows[-1]["id"]
     return pages
 
@@ -346,14 +346,14 @@ async def follow(caller: Caller, since_id: str, last: int) -> list[tuple[list[in
 
 
 @pytest.mark.slow
-async def test_fetches_while_buckets_move_and_go_are_whole_and_never_an_error(
+async def test_fetches_are_complete_while_buckets_are_moved_and_dropped(
     run_site: SiteFactory, connection: Any
 ):
     """
-    Readers fetch without a pause while, round after round, their files are moved out of a bucket.
+    Readers fetch without a pause while their files are moved from one bucket to the next.
 
-    Each time everything is put into a bucket of long ago, among bytes that are dead; the sweep
-    moves the files out of it and drops it under their readers.
+    In each round all files are put into an old bucket that is mostly dead; the sweep moves them out
+    of it and drops it while they are read.
     """
     rounds, sizes = (50, (5, 20, 25)) if "SOAK_RUNS" in os.environ else (8, (1, 2, 5))
     async with run_site(pool_size=20) as site:
@@ -366,11 +366,11 @@ async def test_fetches_while_buckets_move_and_go_are_whole_and_never_an_error(
             for file_id, content in [*zip(ids, contents, strict=True)] * 2
         ]
         for number in range(rounds):
-            leaf = await make_mostly_dead(connection, PAST - number * HOUR)
+            partition = await make_mostly_dead(connection, PAST - number * HOUR)
             report = await asked(site, "POST", SWEEP)
             done = [(step["action"], step["leaf"]) for step in report["done"]]
             assert (done, report["postponed"]) == (
-                [("move live files", leaf), ("drop a bucket", leaf)],
+                [("move live files", partition), ("drop a bucket", partition)],
                 [],
             )
         ended.set()
@@ -386,11 +386,11 @@ def is_a_fetch(key: tuple[str, ...]) -> bool:
 
 
 async def make_mostly_dead(connection: Any, bucket: datetime) -> str:
-    """Put all files, in one commit, into a bucket of long ago that is four fifths dead."""
-    leaf = await make_partition(connection, CHUNKS, bucket)
+    """Move all files, in one commit, to an old bucket that is four fifths dead; its partition."""
+    partition = await make_partition(connection, CHUNKS, bucket)
     async with connection.transaction():
         await connection.execute(
-            f"insert into {leaf} select $1, chunks.workspace_id,"
+            f"insert into {partition} select $1, chunks.workspace_id,"
             "        case copy when 0 then file_id else gen_random_uuid() end, seq, bytes"
             "   from chunks join uploads using (bucket, workspace_id, file_id),"
             "        generate_series(0, 4) as copy",
@@ -398,11 +398,11 @@ async def make_mostly_dead(connection: Any, bucket: datetime) -> str:
         )
         await connection.execute("delete from chunks where bucket <> $1", bucket)
         await connection.execute("update uploads set bucket = $1", bucket)
-    return leaf
+    return partition
 
 
 async def fetch_until(ended: asyncio.Event, caller: Caller, file_id: str, content: bytes) -> int:
-    """Fetch again and again; how often."""
+    """Fetch again and again; returns how often."""
     count = 0
     while not ended.is_set():
         answer = await caller.fetch(file_id)

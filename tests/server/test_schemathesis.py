@@ -1,8 +1,8 @@
 """
-What the OpenAPI document says is what the server does.
+The server does what the OpenAPI document says.
 
-schemathesis makes requests from the document, right ones and wrong ones, and holds every answer of
-a real server against it: statuses, media types, headers, bodies, who is let in, and no 5xx.
+schemathesis makes valid and invalid requests from the document, and checks every answer of a real
+server against it: statuses, media types, headers, bodies, who is authorized, and no 5xx.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 EXAMPLES = 5 * int(os.environ.get("SOAK_RUNS", "1"))
 
-# Requests that the schema allows and that are refused all the same, because of what is not in it:
+# Requests that the schema allows and the server refuses, because of what is not in the schema:
 # whether a row or byte exists, whether a key is new, which addresses can be called, how long files
 # may wait here, that of two cursors one is sent, that 1.0 is not taken for an integer.
 REFUSED_THOUGH_VALID = {
@@ -38,22 +38,22 @@ REFUSED_THOUGH_VALID = {
     "uploads_content_head": ["416"],
     "events_stream_head": ["400", "410"],
 }
-# An empty Last-Event-ID counts as none; and whatever is a part of a form is bytes, so also a file.
+# An empty Last-Event-ID counts as none; any part of a form is bytes, and so can be a file.
 ACCEPTED_THOUGH_INVALID = {"events_stream_head", "uploads_upload"}
 ACCEPTED = ["2xx", "3xx", "401", "404", "429"]
 
-# An answer without an end would have to be waited for.
+# This answer does not end.
 ENDLESS = "events_stream"
-# HEAD is the same handler; of those that do more than leave the body out, it is asked too.
+# HEAD is the same handler; it is tested where it does more than leave out the body.
 HEADS = {"uploads_content_head", "events_stream_head"}
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What exists on the server, so that more than refusals is seen."""
+    """What exists on the server, so that not every request is refused."""
 
     workspace: Caller
-    doomed: Caller  # what removes a workspace or its token does it to this one
+    doomed: Caller  # requests that remove a workspace or its token use this one
     fetched: str
     acked: str
 
@@ -79,9 +79,9 @@ async def test_an_operator_is_answered_as_described(site: Site, known: Known, tm
 
 async def operations(site: Site, tokens: set[str | None]) -> list[str]:
     """
-    The operations whose first choice is one of these tokens; None is for those that need none.
+    The operations that name one of these tokens first; None is for those that need no token.
 
-    Where the operator may do what the workspace does, it is asked as the workspace alone.
+    What both the workspace and the operator may call is called as the workspace only.
     """
     document = (await ask(site, "GET", "/openapi.json")).json
     found: list[str] = []
@@ -95,7 +95,7 @@ async def operations(site: Site, tokens: set[str | None]) -> list[str]:
 
 
 def configuration(known: Known, token: str) -> str:
-    """As whom schemathesis asks, how much, and for what."""
+    """The token, the number of requests and the parameters for schemathesis."""
     lines = [
         f"seed = {SEED}",
         f"generation = {toml({'max-examples': EXAMPLES, 'database': 'none'})}",
@@ -107,7 +107,7 @@ def configuration(known: Known, token: str) -> str:
     everywhere = {
         "path.workspace_id": known.workspace.id,
         "path.file_id": known.fetched,
-        "query.wait": 0,  # it would wait, as it asks to, for rows that nobody sends
+        "query.wait": 0,  # it would wait for rows that nobody sends
     }
     lines.append(f"parameters = {toml(everywhere)}")
     for name, statuses in REFUSED_THOUGH_VALID.items():
@@ -132,14 +132,14 @@ def of_operation(name: str) -> list[str]:
 
 
 def toml(value: Any) -> str:
-    """A value on one line; tables are the only ones that JSON writes otherwise."""
+    """A value on one line; only tables differ from JSON."""
     if not isinstance(value, Mapping):
         return json.dumps(value)
     return "{" + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + "}"
 
 
 async def conforms(site: Site, config: str, names: Iterable[str], directory: Path) -> None:
-    """Run schemathesis beside the server; what it found, and its seed, are in what it says."""
+    """Run schemathesis against the server; a failure shows its output and the seed."""
     assert names
     (directory / "schemathesis.toml").write_text(config)
     included = [word for name in names for word in ("--include-operation-id", name)]
@@ -153,10 +153,10 @@ async def conforms(site: Site, config: str, names: Iterable[str], directory: Pat
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        said, _ = await running.communicate()
+        output, _ = await running.communicate()
     finally:
         if running.returncode is None:
             running.kill()
             await running.wait()
     if running.returncode != 0:
-        pytest.fail(f"SOAK_SEED={SEED}\n{said.decode(errors='replace')}", pytrace=False)
+        pytest.fail(f"SOAK_SEED={SEED}\n{output.decode(errors='replace')}", pytrace=False)

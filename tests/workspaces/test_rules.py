@@ -1,4 +1,4 @@
-"""What a workspace is after a registration or a change, and what opens its door."""
+"""A workspace after a registration or a change, and which token matches it."""
 
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -18,8 +18,8 @@ from restante.workspaces.rules import (
     clean_label,
     details_of,
     new_token,
-    opens,
     token_hash,
+    token_matches,
 )
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -46,14 +46,14 @@ details = st.builds(
 )
 
 
-def workspace(said: Details, token: str | None = None) -> Workspace:
+def workspace(given: Details, token: str | None = None) -> Workspace:
     return Workspace(
         id=WorkspaceId(uuid4()),
-        name=said.name,
-        delivery_mode=said.delivery_mode,
-        url=said.url,
-        agent_card=said.agent_card,
-        parent_id=said.parent_id,
+        name=given.name,
+        delivery_mode=given.delivery_mode,
+        url=given.url,
+        agent_card=given.agent_card,
+        parent_id=given.parent_id,
         status="active",
         token_hash=token_hash(token) if token else None,
         inbound_secret="s",
@@ -137,14 +137,14 @@ def test_a_label_is_one_printable_line(text: str):
 
 
 @given(st.text(max_size=60))
-def test_only_its_own_token_opens_a_workspace(guess: str):
+def test_only_its_own_token_matches_a_workspace(guess: str):
     token = new_token()
     said = Details("a", "poll", None, "{}")
 
-    assert opens(workspace(said, token), token)
-    assert not opens(workspace(said, token), guess)
-    assert not opens(workspace(said), guess)
-    assert not opens(replace(workspace(said, token), status="removed"), token)
+    assert token_matches(workspace(said, token), token)
+    assert not token_matches(workspace(said, token), guess)
+    assert not token_matches(workspace(said), guess)
+    assert not token_matches(replace(workspace(said, token), status="removed"), token)
 
 
 def test_tokens_are_long_and_never_the_same():

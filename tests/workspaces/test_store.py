@@ -16,7 +16,7 @@ from factories import (
     make_workspace,
 )
 
-from restante.database.pool import Database, Tx
+from restante.database.pool import Connection, Database, Tx
 from restante.delivery import store as uploads
 from restante.feed import store as feed
 from restante.ids import WorkspaceId
@@ -36,7 +36,7 @@ def new_id() -> WorkspaceId:
     return WorkspaceId(uuid4())
 
 
-async def test_an_id_is_given_once(tx: Tx):
+async def test_an_id_can_be_registered_once(tx: Tx):
     workspace_id = new_id()
 
     first = await workspaces.insert(tx, workspace_id, DETAILS, hash_of("first"), "secret")
@@ -49,7 +49,7 @@ async def test_an_id_is_given_once(tx: Tx):
     assert await counters(tx, workspace_id) == Counters()
 
 
-async def test_of_many_at_once_one_gets_the_id(db: Database):
+async def test_one_of_many_concurrent_registrations_gets_the_id(db: Database):
     workspace_id = new_id()
 
     async def register(number: int) -> bool:
@@ -94,8 +94,10 @@ async def test_a_removed_workspace_has_no_token_and_cannot_be_changed(tx: Tx):
     assert not await workspaces.set_token(tx, workspace_id, hash_of("new"))
 
 
-async def test_what_waits_outlives_its_workspace_and_meets_it_again(db_with_partitions: Database):
-    """A removal deletes no upload; who comes back under the same id finds its feed going on."""
+async def test_a_workspace_that_is_registered_again_still_has_its_feed_and_files(
+    db_with_partitions: Database,
+):
+    """A removal deletes no upload, and the feed of the same id continues."""
     async with db_with_partitions.connection() as connection:
         workspace_id = await make_workspace(connection)
         publication = make_batch(workspace_id)
@@ -121,13 +123,13 @@ async def test_what_waits_outlives_its_workspace_and_meets_it_again(db_with_part
         )
 
 
-async def test_a_removed_workspace_is_forgotten_when_nothing_of_it_is_left(tx: Tx):
-    """Or the table would grow with every workspace that ever was."""
+async def test_a_removed_workspace_is_deleted_when_nothing_of_it_is_left(tx: Tx):
+    """Otherwise the table would grow with every workspace that ever existed."""
     removed, still_there = await make_workspace(tx), await make_workspace(tx)
     await workspaces.remove(tx, removed)
 
-    early = await forget_removed(tx, timedelta(0))
-    late = await forget_removed(tx, timedelta(days=90))
+    early = await delete_forgettable(tx, timedelta(0))
+    late = await delete_forgettable(tx, timedelta(days=90))
 
     assert (early, late) == (0, 1)
     assert await workspaces.get(tx, removed) is None
@@ -135,11 +137,11 @@ async def test_a_removed_workspace_is_forgotten_when_nothing_of_it_is_left(tx: T
     assert await workspaces.get(tx, still_there)
 
 
-@pytest.mark.parametrize("kept", ["file", "row", "promise"])
+@pytest.mark.parametrize("kept", ["file", "row", "reservation"])
 async def test_a_removed_workspace_stays_while_anything_of_it_is_kept(
     db_with_partitions: Database, kept: str
 ):
-    """Who comes back has to meet what waited."""
+    """A workspace that registers again must get what was sent to it."""
     async with db_with_partitions.connection() as connection:
         workspace_id = await make_workspace(connection)
         if kept == "file":
@@ -154,36 +156,37 @@ async def test_a_removed_workspace_stays_while_anything_of_it_is_kept(
             )
         await workspaces.remove(connection, workspace_id)
 
-        assert await forget_removed(connection, timedelta(days=90)) == 0
+        assert await delete_forgettable(connection, timedelta(days=90)) == 0
         assert await workspaces.get(connection, workspace_id)
 
 
-async def test_a_workspace_that_is_coming_back_is_not_forgotten(
+async def test_a_workspace_that_is_registering_again_is_not_deleted(
     connections: Any,
 ):
-    """The one who registers holds the row; forgetting does not wait for it, and leaves it."""
+    """The registration holds the row lock; the deletion skips it and does not wait."""
     returning, forgetting = await connections(), await connections()
     workspace_id = await make_workspace(returning)
     await workspaces.remove(returning, workspace_id)
 
+    await forgetting.execute("set lock_timeout = '1s'")
     async with returning.transaction():
         await workspaces.revive(returning, workspace_id, DETAILS, hash_of("new"), "secret")
-        forgotten = await forget_removed(forgetting, timedelta(days=90))
+        forgotten = await delete_forgettable(forgetting, timedelta(days=90))
 
     assert forgotten == 0
-    assert await forget_removed(forgetting, timedelta(days=90)) == 0
+    assert await delete_forgettable(forgetting, timedelta(days=90)) == 0
     stored = await workspaces.get(forgetting, workspace_id)
     assert stored
     assert stored.status == "active"
 
 
-async def forget_removed(connection: Tx, after: timedelta) -> int:
-    return await workspaces.forget_removed(
+async def delete_forgettable(connection: Connection, after: timedelta) -> int:
+    return await workspaces.delete_forgettable(
         connection, seen_before=datetime.now(UTC) - timedelta(seconds=1) + after, limit=10
     )
 
 
-async def test_changes_are_kept(tx: Tx):
+async def test_changes_are_stored(tx: Tx):
     workspace_id, parent = await make_workspace(tx), uuid4()
     changed = Details("renamed", "push", "https://example.com", '{"name": "x"}', parent)
 
@@ -203,21 +206,21 @@ async def test_changes_are_kept(tx: Tx):
 async def test_a_heartbeat_does_not_wait_for_an_upload_that_is_committing(
     db_with_partitions: Database, connections: Any
 ):
-    """Signs of life and deliveries touch different rows."""
+    """Heartbeats and deliveries lock different rows."""
     sender, workspace = await connections(), await connections()
     workspace_id = await make_workspace(sender)
     async with sender.transaction():
         await uploads.publish(sender, make_batch(workspace_id))
 
-        async with asyncio.timeout(5):
-            await workspaces.heartbeat(workspace, workspace_id, 3, "reading")
+        await workspace.execute("set lock_timeout = '1s'")
+        await workspaces.heartbeat(workspace, workspace_id, 3, "reading")
 
     stored = await workspaces.get(sender, workspace_id)
     assert stored
     assert (stored.active_tasks, stored.current_task) == (3, "reading")
 
 
-async def test_pages_in_the_order_of_ids(tx: Tx):
+async def test_pages_are_in_the_order_of_ids(tx: Tx):
     ids = sorted([await make_workspace(tx) for _ in range(5)])
     await workspaces.remove(tx, ids[1])
 
@@ -227,7 +230,7 @@ async def test_pages_in_the_order_of_ids(tx: Tx):
     assert [workspace.id for workspace in (*first, *second)] == ids
 
 
-async def test_nobody(tx: Tx):
+async def test_an_unknown_workspace_is_not_found(tx: Tx):
     assert await workspaces.get(tx, new_id()) is None
     assert await workspaces.by_token(tx, hash_of("nobody's")) is None
     assert not await workspaces.remove(tx, new_id())

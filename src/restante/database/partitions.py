@@ -24,6 +24,7 @@ queries = sql.load("restante.database")
 # Above Postgres's deadlock_timeout, so that an autovacuum that holds the lock is cancelled.
 LOCK_TIMEOUT_MILLISECONDS = 1500
 _SIZE_LOCK_TIMEOUT = "50ms"
+_MAX_NAME = 63
 _BOUNDS = re.compile(r"FROM \('(?P<start>[^']+)'\) TO \('(?P<end>[^']+)'\)")
 
 
@@ -121,18 +122,25 @@ async def _measured(connection: Connection, names: Sequence[str]) -> dict[str, i
     return {row["name"]: row["bytes"] for row in rows}
 
 
-async def create_ahead(
-    db: Database, table: PartitionedTable, *, now: datetime, width: timedelta, lead: timedelta
+async def create_ahead(  # noqa: PLR0913 - each argument is one fact, named by its caller
+    db: Database,
+    table: PartitionedTable,
+    *,
+    parent: str,
+    now: datetime,
+    width: timedelta,
+    lead: timedelta,
 ) -> list[Span]:
-    """Create the partitions that the lead asks for; concurrent servers take turns."""
+    """Create the partitions of a parent that the lead asks for; concurrent servers take turns."""
     async with db.transaction() as tx:
-        await tx.execute(queries.lock_partition_creation, table.name)
+        await tx.execute(queries.lock_partition_creation, parent)
         # A session that waits for a lock on the parent blocks every writer behind it.
         await tx.execute(queries.set_lock_timeout, "2s")
-        existing = [one.span for one in await partitions_of(tx, [table]) if one.span]
+        found = await partitions_of(tx, [table])
+        existing = [one.span for one in found if one.span and one.parent == parent]
         wanted = spans.missing(existing, now=now, width=width, lead=lead)
         for span in wanted:
-            await create(tx, table, span)
+            await create(tx, table, span, parent=parent)
     return wanted
 
 
@@ -140,6 +148,8 @@ async def create(tx: Tx, table: PartitionedTable, span: Span, *, parent: str | N
     """Create a partition and attach it to the table or to one of its partitions; its name."""
     parent = parent or table.name
     name = f"{parent}_{span.start:%Y%m%d_%H%M%S}"
+    if len(name) > _MAX_NAME:
+        raise ValueError(f"{name} is longer than a name in Postgres can be")
     await tx.execute(
         f"create table {sql.quoted(name)} (like {sql.quoted(parent)} including all) {table.options}"
     )

@@ -263,8 +263,30 @@ update feeds
   from freed, (select set_config('synchronous_commit', 'off', true)) as unsynced
  where feeds.workspace_id = freed.workspace_id;
 
--- name: expired_reservations
-select id from reservations where expires_at < $1 order by expires_at limit $2;
+-- name: release_expired
+-- Waits for no lock: a locked reservation, or one of a workspace whose counters are locked, is left for
+-- the next pass.
+with expired as (
+    select id, workspace_id from reservations
+     where expires_at < $1 order by expires_at limit $2 for update skip locked
+), locked as (
+    select workspace_id from feeds
+     where workspace_id in (select workspace_id from expired)
+       for update skip locked
+), released as (
+    delete from reservations
+     using expired join locked using (workspace_id)
+     where reservations.id = expired.id
+    returning reservations.workspace_id, reservations.bytes, reservations.files
+), room as (
+    select workspace_id, sum(bytes) as bytes, sum(files) as files from released group by workspace_id
+), freed as (
+    update feeds
+       set reserved_bytes = reserved_bytes - room.bytes, reserved_files = reserved_files - room.files
+      from room, (select set_config('synchronous_commit', 'off', true)) as unsynced
+     where feeds.workspace_id = room.workspace_id
+)
+select count(*) from released;
 
 -- name: count_expired_reservations
 select count(*) from (select from reservations where expires_at < $1 limit $2) as expired;

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from restante.delivery.receive import Incoming, Receiver
+from restante.errors import BadRequest
 from restante.ids import FileId, WorkspaceId
 
 
@@ -53,6 +54,8 @@ async def staging(
 
     Waiting readers are woken when the block ends.  An exception means that nothing was staged.
     """
+    if not files:
+        raise BadRequest("There is nothing to stage: give at least one file.")
     total = sum(len(file.content) for file in files)
     async with receiver.receive(workspace_id, total, now=now) as incoming:
         for file in files:

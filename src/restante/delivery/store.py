@@ -173,10 +173,7 @@ async def count_expired_reservations(connection: Connection, *, now: datetime, l
 
 async def release_expired(connection: Connection, *, now: datetime, limit: int) -> int:
     """Release one batch of reservations of uploads that never ended; returns how many."""
-    expired = await connection.fetch(queries.expired_reservations, now, limit)
-    for row in expired:
-        await release(connection, row["id"])
-    return len(expired)
+    return await connection.fetchval(queries.release_expired, now, limit)
 
 
 async def count_expired_answers(connection: Connection, *, now: datetime, limit: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from restante import wire
 from restante.database.partitions import Partition, PartitionedTable
-from restante.database.pool import Connection
+from restante.database.pool import Connection, Database
 from restante.wire import HeldSpace, PlanStep
 
 Contents = TypeVar("Contents")
@@ -88,6 +88,10 @@ class PartitionSubject(Subject, Generic[Contents]):
     width: timedelta  # of new partitions
     # Rows may still be written to a partition for this long after its range has ended.
     settling = timedelta(seconds=5)
+
+    async def parents(self, db: Database) -> Sequence[str]:
+        """The tables that partitions are attached to; more than one if there are two levels."""
+        return [self.table.name]
 
     async def contents(
         self, connection: Connection, past: Sequence[Partition], *, now: datetime, closely: bool

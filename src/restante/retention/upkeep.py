@@ -28,11 +28,17 @@ def seconds_between_looks(subjects: Subjects) -> float:
 async def create_partitions(db: Database, subjects: Subjects, *, now: datetime) -> None:
     """Create partitions for the hours to come."""
     for subject in subjects.partitions:
-        created = await partitions.create_ahead(
-            db, subject.table, now=now, width=subject.width, lead=lead_of(subject.width)
-        )
-        if created:
-            log.info("partitions_created", table=subject.table.name, count=len(created))
+        for parent in await subject.parents(db):
+            created = await partitions.create_ahead(
+                db,
+                subject.table,
+                parent=parent,
+                now=now,
+                width=subject.width,
+                lead=lead_of(subject.width),
+            )
+            if created:
+                log.info("partitions_created", table=parent, count=len(created))
 
 
 async def lead_seconds(db: Database, subjects: Subjects, *, now: datetime) -> dict[str, float]:

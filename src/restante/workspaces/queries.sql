@@ -80,7 +80,8 @@ select count(*) from (
 -- name: delete_forgettable
 -- A removed workspace can register again and still get what was sent to it, as long as a file or a
 -- feed row is kept.  After that it is deleted, or the table would grow with every workspace that ever
--- existed.  A workspace that is registering again holds a lock, and is skipped.
+-- existed.  Waits for no lock: a workspace that is registering again, or whose counters are locked, is
+-- left for the next pass.
 with removed as (
     select id from workspaces
      where status = 'removed' and last_seen_at < $1
@@ -91,10 +92,13 @@ with removed as (
        )
      limit $2
        for update skip locked
+), locked as (
+    select workspace_id from feeds where workspace_id in (select id from removed)
+       for update skip locked
 ), counters as (
-    delete from feeds using removed where workspace_id = removed.id
+    delete from feeds using locked where feeds.workspace_id = locked.workspace_id
 ), deleted as (
-    delete from workspaces using removed where workspaces.id = removed.id
+    delete from workspaces using locked where workspaces.id = locked.workspace_id
     returning workspaces.id
 )
 select count(*) from deleted;

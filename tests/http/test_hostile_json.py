@@ -1,0 +1,114 @@
+"""Hostile JSON: malformed, too deep, too large, endless."""
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import pytest
+from attacks import MIB, assert_refused
+from callers import ADMIN, Answer, Caller, ask, bearer, chunked, everything, request_head, wire_to
+
+pytestmark = pytest.mark.anyio
+
+JSON_ROUTES = ("/registry/register", "/registry/heartbeat", "a2a", "activity/ack", "PATCH")
+
+
+async def send_json(caller: Caller, route: str, body: bytes) -> Answer:
+    if route == "PATCH":
+        return await ask(caller.site, "PATCH", caller.path, data=io.BytesIO(body), headers=ADMIN)
+    path = route if route.startswith("/") else f"{caller.path}/{route}"
+    headers = bearer(caller.token)
+    return await ask(caller.site, "POST", path, data=io.BytesIO(body), headers=headers)
+
+
+async def test_broken_json_is_refused_everywhere(caller: Caller, nothing_stored: None):
+    bodies = [
+        b"",
+        b"\0",
+        b"\xff\xfe",
+        b"\xef\xbb\xbf{}",
+        b'{"method": "\xff"}',
+        b'{"method": "\xed\xa0\x80"}',
+        b'{"method": "\\ud800"}',
+        b'{"method": "\\ud800x"}',
+        b'{"method": "\\udc00"}',
+        b'{"method": "x", "id": 1e400}',
+        b'{"method": "x", "id": ' + b"9" * 10_000 + b"}",
+        b'{"method": "x", "id": NaN}',
+        b'{"method": "x", "id": -Infinity}',
+        b'{"method": "x"',
+        b'{"method": "x",}',
+        b"{'method': 'x'}",
+        b'{"method": "x"} {"method": "y"}',
+        b"[" * 500_000,
+        b'{"a":' * 100_000,
+        b'{"method": "x", "params": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'"' + b"x" * 1000,
+        b"[]",
+        b"1",
+        b"true",
+    ]
+    for route in JSON_ROUTES:
+        for body in bodies:
+            answer = await send_json(caller, route, body)
+            assert_refused(answer)
+
+
+async def test_json_that_is_nested_too_deep_is_refused(caller: Caller):
+    """A feed row that a reader cannot parse would stop that reader for ever."""
+    for depth in (10, 90, 110, 500, *range(930, 1010, 5)):
+        body = b'{"method": "x", "params": ' + b"[" * depth + b"]" * depth + b"}"
+        answer = await send_json(caller, "a2a", body)
+
+        assert answer.status == (200 if depth < 100 else 400), depth
+        card = b'{"id": "%s", "agent_card": {"name": "x", "y": %s}}' % (
+            caller.id.encode(),
+            b"[" * depth + b"]" * depth,
+        )
+        answer = await send_json(caller, "/registry/register", card)
+        assert answer.status == (200 if depth < 100 else 400), depth
+    assert (await caller.read_feed()).status == 200
+
+
+async def test_odd_characters_in_json_strings_are_stored_or_cleaned(caller: Caller):
+    odd = "\0\x1b\u202e\ufeff\U0001f600"
+
+    queued = await caller.message({"method": "m" + odd, "params": {odd: odd}}, to=caller)
+    beat = json.dumps({"workspace_id": caller.id, "current_task": odd}).encode()
+    renamed = await ask(caller.site, "PATCH", caller.path, json={"name": odd}, headers=ADMIN)
+    (row,) = await caller.feed()
+
+    assert (queued.status, renamed.status) == (200, 200)
+    assert (await send_json(caller, "/registry/heartbeat", beat)).status == 200
+    assert row["method"].isprintable()
+    assert row["request_body"]["params"] == {odd: odd}
+    bad_url = await ask(caller.site, "PATCH", caller.path, json={"url": odd}, headers=ADMIN)
+    assert_refused(bad_url)
+
+
+async def test_json_that_is_too_large_is_refused(caller: Caller, connections: Any):
+    connection = await connections()
+    before = await everything(connection)
+    frame = b'{"method": "x", "params": [""]}'
+    for route in JSON_ROUTES:
+        body = frame.replace(b'""', b'"' + b"y" * (MIB + 1 - len(frame)) + b'"')
+        answer = await send_json(caller, route, body)
+        assert_refused(answer, 413)
+        assert answer.json["max"] == MIB
+    assert await everything(connection) == before
+
+    body = frame.replace(b'""', b'"' + b"y" * (MIB - len(frame)) + b'"')
+    assert len(body) == MIB
+    assert (await send_json(caller, "a2a", body)).status == 200
+
+
+async def test_endless_json_is_refused_while_it_is_sent(caller: Caller, nothing_stored: None):
+    for path, token in (("/registry/register", ""), (f"{caller.path}/a2a", caller.token)):
+        async with wire_to(caller.site) as wire:
+            lines = ["Transfer-Encoding: chunked"]
+            await wire.send(request_head("POST", path, token=token, lines=lines))
+            answering = asyncio.create_task(wire.answer())
+            while not answering.done():
+                await wire.send(chunked(b"[" * 65_536))
+            assert_refused(await answering, 413)

@@ -1,0 +1,85 @@
+"""The memory of a real server under attack."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from urllib.request import Request, urlopen
+from uuid import uuid4
+
+import pytest
+from attacks import DELIMITER, MIB, pour
+from callers import FORM, Part, chunked, form, request_head, wire_to
+from processes import Server
+
+pytestmark = pytest.mark.anyio
+
+CUT_OFF = 0  # instead of a status: the connection ended while we were still sending
+
+
+def peak_kib(pid: int) -> int:
+    """The peak of the resident memory of the process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
+
+
+def registered_at(server: Server) -> tuple[str, str]:
+    """Register a workspace at a server process; returns its id and its token."""
+    workspace_id = str(uuid4())
+    body = {"id": workspace_id, "delivery_mode": "poll", "agent_card": {"name": "x"}}
+    headers = {"Authorization": f"Bearer {server.admin_token}"}
+    request = Request(
+        server.address + "/registry/register", json.dumps(body).encode(), headers=headers
+    )
+    with urlopen(request, timeout=10) as answer:
+        return workspace_id, json.load(answer)["auth_token"]
+
+
+@pytest.mark.slow
+async def test_concurrent_attacks_do_not_raise_the_memory_of_the_server(server: Server):
+    """Four of each at once; the server still works afterwards."""
+    server.start()
+    workspace_id, token = registered_at(server)
+    path = f"/workspaces/{workspace_id}/chat/uploads"
+    form_type = f"Content-Type: {FORM}"
+    lines = [form_type, "Transfer-Encoding: chunked"]
+    head = request_head("POST", path, token=token, lines=lines)
+    message = request_head("POST", f"/workspaces/{workspace_id}/a2a", token=token, lines=lines[1:])
+    file = chunked(form(Part(b"x"), closed=False)[:-2])
+    parts = form(*[Part(b"x", field="y")] * 10_000, closed=False)
+
+    async def attack(start: bytes, piece: bytes, most: int) -> int:
+        async with wire_to(server.address) as wire:
+            await wire.send(start)
+            answering = asyncio.create_task(wire.answer())
+            pouring = asyncio.create_task(pour(wire, piece, most=most))
+            try:
+                return (await answering).status
+            except (ConnectionError, asyncio.IncompleteReadError):
+                return CUT_OFF
+            finally:
+                pouring.cancel()
+                await asyncio.wait({pouring})
+
+    async def accepted() -> int:
+        async with wire_to(server.address) as wire:
+            body = form(Part(bytes(25 * MIB)))
+            head = request_head("POST", path, token=token, length=len(body), lines=[form_type])
+            await wire.send(head + body)
+            return (await wire.answer()).status
+
+    assert await accepted() == 200
+    before = peak_kib(server.pid)
+
+    for start, piece, most, status in (
+        (head + file, chunked(bytes(MIB)), 150 * MIB, 413),
+        (head, chunked(parts), 4 * MIB, 400),
+        (head + chunked(DELIMITER + b"\r\n"), chunked(b"X: " + b"y" * MIB), 4 * MIB, 400),
+        (message, chunked(b"[" * 65_536), 4 * MIB, 413),
+    ):
+        async with asyncio.timeout(60):
+            answers = await asyncio.gather(*(attack(start, piece, most) for _ in range(4)))
+        assert set(answers) <= {status, CUT_OFF}
+
+    assert peak_kib(server.pid) - before < 64 * 1024
+    assert await accepted() == 200
