@@ -135,8 +135,10 @@ class Listener:
         finally:
             for task in (reading, answering):
                 task.cancel()
-            await asyncio.gather(reading, answering, return_exceptions=True)
-            await closed(writer)
+            try:
+                await asyncio.gather(reading, answering, return_exceptions=True)
+            finally:  # also when this task is cancelled meanwhile
+                await closed(writer)
 
     async def _read_requests(
         self, reader: asyncio.StreamReader, asked: "asyncio.Queue[Request]"

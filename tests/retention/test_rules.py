@@ -26,6 +26,7 @@ from restante.ids import WorkspaceId
 from restante.retention.rules import (
     DROP_DETACHED,
     FINISH_DETACH,
+    MEASURE,
     Picture,
     days_until_full,
     plan,
