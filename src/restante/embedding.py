@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from restante.database import migrate
 from restante.database.pool import Database, Listener
@@ -21,7 +22,7 @@ from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep
 from restante.server import wiring
 from restante.server.health import Readiness
-from restante.settings import Settings
+from restante.settings import load
 from restante.workspaces.auth import Access
 from restante.workspaces.registry import Registry
 
@@ -48,20 +49,18 @@ async def migrate_schema(dsn: str) -> None:
 
 
 @asynccontextmanager
-async def opened(dsn: str, settings: Settings | None = None) -> AsyncIterator[Restante]:
+async def opened(dsn: str, **given: Any) -> AsyncIterator[Restante]:
     """
     Connect to a migrated database; waiting readers of every server are notified while inside.
 
-    Without settings, the retention that the servers of this database use applies.  With settings,
-    theirs is saved for commands such as `restante sweep`, as a server does.  Raises NotReady if the
+    Settings are given by name, such as `upload_ttl_seconds=3600`.  A retention that is not given is
+    the one that the servers of this database use.  Raises SettingsInvalid, and NotReady if the
     schema is missing or too old.
     """
-    async with wiring.opened(settings or Settings(), dsn) as db:
+    settings = load({}, given)
+    async with wiring.opened(settings, dsn) as db:
         await Readiness(db, migrate.shipped()).check()
-        if settings is None:
-            settings = await wiring.with_saved_retention(Settings(), db)
-        else:
-            await wiring.save_retention(settings, db)
+        settings = await wiring.with_saved_retention(settings, db, given=given)
         async with wiring.notifying(Wakeups(db, Listener(dsn))) as wakeups:
             receiver, subjects = (
                 wiring.receiver_of(settings, db, wakeups),

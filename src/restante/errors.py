@@ -117,6 +117,11 @@ class WorkspaceUnknown(RestanteError):
 
     code = "workspace_unknown"
 
+    def __init__(
+        self, sentence: str = "There is no such workspace.", /, **facts: str | float | None
+    ) -> None:
+        super().__init__(sentence, **facts)
+
 
 class WorkspaceHasNoCallback(RestanteError):
     """The workspace has no URL to push to, and the server cannot hold the request for polling."""

@@ -11,8 +11,7 @@ from sweeps import CHUNKS, PAST, make_old, make_partition
 from restante.database import partitions
 from restante.database.pool import Connection, Database
 from restante.database.spans import Span
-from restante.delivery import buckets
-from restante.delivery import store as uploads
+from restante.delivery import buckets, store as uploads
 from restante.delivery.buckets import NO_FILES, LiveFiles
 from restante.delivery.subject import DueUploads
 from restante.ids import WorkspaceId

@@ -1,8 +1,7 @@
 """Byte ranges and entity tags, compared with a simple implementation."""
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from restante.delivery.ranges import ByteRange, matches_tag, wanted_range
 from restante.errors import RangeNotSatisfiable

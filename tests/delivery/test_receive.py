@@ -1,7 +1,6 @@
 """Files are received piece by piece and published together: all of them, or none."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 from factories import NOW, ROOMY, Counters, Parts, counters, make_parts
 
+from restante import wire
 from restante.database.pool import Database
 from restante.delivery import store
 from restante.delivery.blobs import WINDOW_CHUNKS
@@ -47,10 +47,10 @@ async def write_files(incoming: Incoming, *contents: bytes, name: str = "letter.
 
 async def upload(
     receiver: Receiver, workspace_id: WorkspaceId, *contents: bytes, key: str | None = None
-) -> list[dict[str, Any]]:
+) -> list[wire.StagedFile]:
     async with receiver.receive(workspace_id, sum(map(len, contents)), now=NOW) as incoming:
         await write_files(incoming, *contents)
-        return json.loads(await incoming.publish(now=NOW, key=key))["files"]
+        return (await incoming.publish(now=NOW, key=key)).files
 
 
 async def count(connection: Any, table: str) -> int:
@@ -209,7 +209,7 @@ async def test_a_request_that_is_known_to_be_repeated_is_hashed_and_not_stored(
 
     async with receiver.receive(workspace_id, 3 * MIB, now=NOW, repeats_key=True) as incoming:
         await write_files(incoming, *contents)
-        again = json.loads(await incoming.repeated_answer("a key", now=NOW))["files"]
+        again = (await incoming.repeated_answer("a key", now=NOW)).files
 
     assert again == first
     assert await count(connection, "chunks") == stored

@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from restante.delivery.rules import (
     CHUNK_BYTES,

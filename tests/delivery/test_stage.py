@@ -201,3 +201,35 @@ async def test_a_batch_without_room_rolls_the_callers_transaction_back(
 
     assert await counters(connection, workspace_id) == Counters(1, 1, 1)
     assert await connection.fetchval("select count(*) from beside") == 0
+
+
+async def test_files_of_a_committed_transaction_are_announced_although_the_block_fails_later(
+    parts: Parts, workspace_id: WorkspaceId, connection: Any
+):
+    """What was committed is staged; its readers must not wait for the next event."""
+    files = [NewFile("a.bin", "text/plain", b"x")]
+
+    async with parts.wakeups.waiting(workspace_id) as waiter:
+        with pytest.raises(ZeroDivisionError):
+            async with stage.staging(parts.receiver, workspace_id, files, now=NOW) as incoming:
+                async with connection.transaction():
+                    await incoming.publish_in(connection, now=NOW)
+                raise ZeroDivisionError
+
+        assert waiter.changed.is_set()
+
+
+async def test_a_rollback_that_raises_nothing_leaves_nothing_staged_and_no_reservation(
+    parts: Parts, workspace_id: WorkspaceId, connection: Any
+):
+    files = [NewFile("a.bin", "text/plain", bytes(3 * MIB))]
+
+    async with parts.wakeups.waiting(workspace_id) as waiter:
+        async with stage.staging(parts.receiver, workspace_id, files, now=NOW) as incoming:
+            transaction = connection.transaction()
+            await transaction.start()
+            await incoming.publish_in(connection, now=NOW)
+            await transaction.rollback()
+
+        assert not waiter.changed.is_set()
+    assert await connection.fetchval("select count(*) from reservations") == 0

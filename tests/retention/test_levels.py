@@ -57,7 +57,7 @@ class Letters(PartitionSubject[int]):
     table = LETTERS
     width = HOUR
 
-    async def parents(self, db: Database) -> Sequence[str]:
+    async def parents(self, connection: Connection) -> Sequence[str]:
         return ["letters_air", "letters_sea"]
 
     async def contents(

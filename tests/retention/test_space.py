@@ -7,8 +7,7 @@ from factories import HOUR, NOW, Content, make_message, make_upload, make_worksp
 from sweeps import make_subjects
 
 from restante.database.pool import Database
-from restante.delivery import buckets
-from restante.delivery import store as uploads
+from restante.delivery import buckets, store as uploads
 from restante.feed import store as feed
 from restante.ids import WorkspaceId
 from restante.retention.space import SpaceAccount

@@ -160,17 +160,6 @@ async def create(tx: Tx, table: PartitionedTable, span: Span, *, parent: str | N
     return name
 
 
-def lead_seconds(
-    tables: Iterable[PartitionedTable], found: Sequence[Partition], *, now: datetime
-) -> dict[str, float]:
-    """How far ahead of the clock each table has partitions."""
-    lead = {table.name: 0.0 for table in tables}
-    for one in found:
-        if one.span:
-            lead[one.table] = max(lead[one.table], (one.span.end - now).total_seconds())
-    return lead
-
-
 async def seal(connection: Connection, partition: str) -> None:
     """
     Refuse new rows; waits for inserts in progress.  Idempotent.

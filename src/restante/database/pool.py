@@ -155,9 +155,8 @@ class Database:
         except _CONNECTING as error:
             raise DatabaseUnavailable(f"The database does not answer: {reason(error)}.") from error
         try:
-            yield connection
-        except _FROM_THE_DRIVER as error:
-            raise _translation(error) or error from error
+            with translated():
+                yield connection
         finally:
             # The pool terminates a connection that cannot be released in time.
             with suppress(*_BROKEN):

@@ -137,7 +137,7 @@ class UploadAdmin:
 
 
 async def _check_exists(connection: Connection, workspace_id: WorkspaceId | None) -> None:
-    """An empty list for a mistyped id would look like good news."""
+    """A mistyped id must not give an empty list."""
     if workspace_id and await workspaces.get(connection, workspace_id) is None:
         raise WorkspaceUnknown(f"There is no workspace {workspace_id}.")
 

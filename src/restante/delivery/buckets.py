@@ -14,7 +14,7 @@ queries = sql.load("restante.delivery")
 
 _SHOWN = 20
 _SILENT_SHOWN = 5
-_STATES = ("never_fetched", "fetched", "acked", "expired")
+_STATES = wire.UploadStates.__struct_fields__
 
 
 async def count_due(

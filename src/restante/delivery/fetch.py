@@ -34,8 +34,9 @@ async def read(  # noqa: PLR0913 - each argument is one fact, named by its calle
     """
     The bytes from the first to the last, both included.
 
-    If the bytes are moved to another bucket meanwhile, the upload is looked up again.  Raises
-    UploadGone when they are gone; never ends early as if that were all.
+    If the bytes are moved to another bucket meanwhile, the upload is looked up again, as of `now`:
+    a download that has begun may end after the file has expired.  Raises UploadGone when the bytes
+    are gone; never ends early as if that were all.
     """
     position = first
     while position <= last:

@@ -8,7 +8,12 @@ from multipart import MultipartError, MultipartSegment, ParserLimitReached, Push
 from starlette.requests import Request
 
 from restante.delivery.receive import Incoming
-from restante.delivery.rules import MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES, MIB
+from restante.delivery.rules import (
+    MAX_FILES_PER_REQUEST,
+    MAX_REQUEST_BYTES,
+    MIB,
+    request_too_large,
+)
 from restante.errors import RequestTooLarge, TooManyFiles, UploadMalformed, UploadTooSlow
 
 # The files, and the names, headers and boundaries around them.
@@ -71,16 +76,13 @@ async def _parse(request: Request, parser: PushMultipartParser, incoming: Incomi
     async for piece in request.stream():
         received += len(piece)
         if received > MAX_BODY_BYTES:
-            raise RequestTooLarge(
-                f"A request carries at most {MAX_REQUEST_BYTES} bytes of files.",
-                max=MAX_REQUEST_BYTES,
-            )
+            raise request_too_large()
         now = datetime.now(UTC)
         for event in parser.parse(piece) if piece else ():
             if isinstance(event, MultipartSegment):
                 if event.name == _FIELD:
-                    mimetype = dict(event.headerlist).get("Content-Type", "")
-                    await incoming.begin_file(event.filename or "", mimetype, now=now)
+                    types = (value for name, value in event.headerlist if name == "Content-Type")
+                    await incoming.begin_file(event.filename or "", next(types, ""), now=now)
             elif incoming.open_file and event is None:
                 await incoming.end_file(now=now)
             elif incoming.open_file:

@@ -179,8 +179,8 @@ select exists (select from expired) as is_first, acked_at, least(expires_at, $3)
   from before;
 
 -- name: uploads_in_any_state
--- For the operator, who asks seldom: an index that begins with the file would cost every upload, and
--- without one the million uploads that a server may hold are scanned in half a second.
+-- For the operator, and rare: an index that begins with the file would cost every upload, and without
+-- one the million uploads that a server may hold are scanned in half a second.
 select workspace_id, file_id, bucket, name, mimetype as mime_type, size, encode(sha256, 'hex') as sha256,
        created_at, fetched_at, acked_at, expires_at, state, acked_at + $8::interval as reopenable_until
   from (select *,

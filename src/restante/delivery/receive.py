@@ -39,7 +39,6 @@ from restante.errors import (
     BadRequest,
     FileTooLarge,
     KeyReused,
-    RequestTooLarge,
     RestanteError,
     TooManyFiles,
     UploadMalformed,
@@ -133,15 +132,14 @@ class Receiver:
         self._in_progress.add(incoming)
         try:
             yield incoming
-        except BaseException:
-            await incoming.abort()
-            raise
         finally:
             self._in_progress.discard(incoming)
-        await self._end(incoming)
+            await self._end(incoming)
 
     async def _end(self, incoming: "Incoming") -> None:
-        """After the commit: wake waiting readers, count, and log."""
+        """After the commit: wake waiting readers, count, and log; without one, clean up."""
+        if incoming.has_joined_transaction:
+            incoming.is_published = await self._is_committed(incoming)
         if not incoming.is_published:
             await incoming.abort()
             return
@@ -158,6 +156,14 @@ class Receiver:
                 size=file.size,
                 name=file.name,
             )
+
+    async def _is_committed(self, incoming: "Incoming") -> bool:
+        """Whether the caller's transaction, which has ended by now, was committed."""
+        with suppress(RestanteError):
+            async with self.db.connection() as connection:
+                file_id = incoming.files[0].file_id
+                return bool(await store.created_at(connection, incoming.workspace_id, file_id))
+        return False
 
     async def check_server(self, extra: Usage, *, now: datetime) -> None:
         """Raise ServerFull unless the server has room for that much more."""
@@ -202,6 +208,7 @@ class Incoming:
     reservation: UUID | None = None  # room in the workspace's quota, once chunks are written ahead
     reserved: Usage = NOTHING  # how much of `claimed` the database counts as reserved
     is_published: bool = False
+    has_joined_transaction: bool = False  # of the caller, who commits it or not
     open_file: IncomingFile | None = None  # the one that is arriving now
     _bucket: datetime | None = None
     _chunks: list[Chunk] = field(default_factory=list[Chunk])  # not written yet
@@ -231,10 +238,7 @@ class Incoming:
         file.size += len(piece)
         self.total_bytes += len(piece)
         if self.total_bytes > MAX_REQUEST_BYTES:
-            raise RequestTooLarge(
-                f"A request carries at most {MAX_REQUEST_BYTES} bytes of files.",
-                max=MAX_REQUEST_BYTES,
-            )
+            raise rules.request_too_large()
         quota, files = self._receiver.policy.quota, len(self.files) + 1
         if self.total_bytes > quota.max_bytes or files > quota.max_files:
             raise rules.quota_too_small(quota, bytes=self.total_bytes, files=files)
@@ -297,9 +301,9 @@ class Incoming:
         self.reservation, self.reserved, self._bucket = reservation.id, self.claimed, bucket
         return bucket
 
-    async def publish(self, *, now: datetime, key: str | None = None) -> bytes:
+    async def publish(self, *, now: datetime, key: str | None = None) -> wire.UploadAnswer:
         """
-        Make the files visible in one synced commit; returns the answer for the sender as JSON.
+        Make the files visible in one synced commit; returns the answer for the sender.
 
         With an idempotency key that was used before, that is the first answer, and nothing is
         stored.  Raises KeyReused, WorkspaceFull, or UploadTooSlow if the reservation has expired.
@@ -313,21 +317,21 @@ class Incoming:
         await self.abort()
         return await self.repeated_answer(key, now=now)
 
-    async def publish_in(self, tx: Connection, *, now: datetime) -> list[FileId]:
+    async def publish_in(self, connection: Connection, *, now: datetime) -> list[FileId]:
         """
         Publish inside the caller's transaction: the files appear when, and only if, it commits.
 
         The connection may be the application's own; it must have a transaction open.
         """
-        if not tx.is_in_transaction():
+        if not connection.is_in_transaction():
             raise BadRequest("publish_in needs a connection with an open transaction.")
         batch, refusal = await self._batch(now=now, key=None), None
-        async with store.in_our_schema(tx):
-            if await store.publish(tx, batch) is None:
-                refusal = await self._refusal(tx, now=now)
+        async with store.in_our_schema(connection):
+            if await store.publish(connection, batch) is None:
+                refusal = await self._refusal(connection, now=now)
         if refusal:  # the transaction is intact, and the caller may go on with it
             raise refusal
-        self.is_published = True
+        self.has_joined_transaction = True
         return self.file_ids
 
     async def _batch(self, *, now: datetime, key: str | None) -> store.Batch:
@@ -339,9 +343,8 @@ class Incoming:
         answer = None
         if key:
             expires_at = now + self._receiver.policy.answers_kept
-            answer = store.Answer(
-                key, rules.fingerprint(self.files), self._answer().decode(), expires_at
-            )
+            json = msgspec.json.encode(self._answer()).decode()
+            answer = store.Answer(key, rules.fingerprint(self.files), json, expires_at)
         return store.Batch(
             workspace_id=self.workspace_id,
             bucket=self._bucket or rules.bucket_of(now),
@@ -354,7 +357,7 @@ class Incoming:
             answer=answer,
         )
 
-    async def repeated_answer(self, key: str | None, *, now: datetime) -> bytes:
+    async def repeated_answer(self, key: str | None, *, now: datetime) -> wire.UploadAnswer:
         """The first answer to this key; raises KeyReused if it was given for other files."""
         if not self.files:
             raise UploadMalformed("The request holds no part named files.")
@@ -365,7 +368,7 @@ class Incoming:
         first, answer = found
         if first != rules.fingerprint(self.files):
             raise KeyReused("This Idempotency-Key was used before with other files; use a new one.")
-        return answer.encode()
+        return msgspec.json.decode(answer, type=wire.UploadAnswer)
 
     async def _refusal(self, connection: Connection, *, now: datetime) -> RestanteError:
         """Why nothing was published: there is no room, or the reservation has expired."""
@@ -376,7 +379,7 @@ class Incoming:
         frees_at = await store.workspace_frees_at(connection, self.workspace_id)
         return rules.workspace_full(usage, quota, frees_at, now=now)
 
-    def _answer(self) -> bytes:
+    def _answer(self) -> wire.UploadAnswer:
         files = [
             wire.StagedFile(
                 rules.pending_uri(self.workspace_id, file.file_id),
@@ -386,7 +389,7 @@ class Incoming:
             )
             for file in self.files
         ]
-        return msgspec.json.encode(wire.UploadAnswer(files))
+        return wire.UploadAnswer(files)
 
     async def abort(self) -> None:
         """Nothing will be published: stop writing and release the reservation."""

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
-from restante.errors import QuotaTooSmall, ServerFull, WorkspaceFull
+from restante.errors import QuotaTooSmall, RequestTooLarge, ServerFull, WorkspaceFull
 from restante.ids import FileId, WorkspaceId
 
 MIB = 1024 * 1024
@@ -197,6 +197,13 @@ class Usage:
 
 
 NOTHING = Usage(0, 0)
+
+
+def request_too_large() -> RequestTooLarge:
+    """The refusal of a request whose files have too many bytes."""
+    return RequestTooLarge(
+        f"A request carries at most {MAX_REQUEST_BYTES} bytes of files.", max=MAX_REQUEST_BYTES
+    )
 
 
 def quota_too_small(quota: Quota, *, bytes: int, files: int) -> QuotaTooSmall:  # noqa: A002

@@ -52,7 +52,8 @@ async def staging(
                 ...
                 await incoming.publish_in(connection, now=now)
 
-    Waiting readers are woken when the block ends.  An exception means that nothing was staged.
+    The files are staged exactly if the transaction commits, whatever else happens in the block.
+    Waiting readers are woken when the block ends.
     """
     if not files:
         raise BadRequest("There is nothing to stage: give at least one file.")

@@ -110,17 +110,17 @@ class _NothingStored(Exception):
 
 
 @asynccontextmanager
-async def in_our_schema(tx: Connection) -> AsyncIterator[None]:
+async def in_our_schema(connection: Connection) -> AsyncIterator[None]:
     """
     Run our statements in an application's own transaction.
 
     The search_path is restored; a failure aborts the transaction anyway.  A commit that publishes
     files must be synced, so `synchronous_commit = off` is turned on for the transaction.
     """
-    before = await tx.fetchval(queries.current_search_path)
-    await tx.execute(queries.enter_schema, SCHEMA)
+    before = await connection.fetchval(queries.current_search_path)
+    await connection.execute(queries.enter_schema, SCHEMA)
     yield
-    await tx.execute(queries.leave_schema, before)
+    await connection.execute(queries.leave_schema, before)
 
 
 async def remembered(

@@ -9,7 +9,13 @@ from restante.database.partitions import Partition, PartitionedTable
 from restante.database.pool import Connection
 from restante.delivery import buckets, rules, store
 from restante.delivery.buckets import NO_FILES, LiveFiles
-from restante.retention.subjects import Account, PartitionSubject, RowSubject, Work
+from restante.retention.subjects import (
+    OUT_OF_TIME,
+    Account,
+    PartitionSubject,
+    RowSubject,
+    Work,
+)
 from restante.wire import HeldSpace, PlanStep
 
 MOVE_FILES = "move live files"
@@ -37,6 +43,7 @@ class DueUploads(RowSubject):
     tables = ("uploads",)
     action = "delete uploads"
     outcomes = ("acked", "expired")
+    empties_partitions = True
 
     def __init__(self, *, ack_retention: timedelta) -> None:
         self._ack_retention = max(ack_retention, timedelta(0))
@@ -114,6 +121,7 @@ class Buckets(PartitionSubject[BucketContents]):
         self, connection: Connection, past: Sequence[Partition], *, now: datetime, closely: bool
     ) -> Mapping[str, BucketContents]:
         limit = _FILES_COUNTED if closely else 1
+        past = [one for one in past if one.span]
         spans = [one.span for one in past if one.span]
         live = await buckets.live_in(
             connection, spans, acked_before=now - self._ack_retention, now=now, limit=limit
@@ -140,7 +148,8 @@ class Buckets(PartitionSubject[BucketContents]):
             return HeldSpace(name, size, why, subject=self.name)
         if live.files == 0:
             return [PlanStep(DROP_BUCKET, name, 0, size, "no live file is in it", self.name)]
-        if contents.all_counted and live.bytes <= _MOVE_BELOW * size:
+        # The size of a locked partition is unknown; the planner names it and does nothing with it.
+        if contents.all_counted and (partition.is_locked or live.bytes <= _MOVE_BELOW * size):
             why = f"{live.bytes} of {size} bytes are live"
             moved = "its live files have moved"
             return [
@@ -164,7 +173,7 @@ class Buckets(PartitionSubject[BucketContents]):
         self, connection: Connection, found: Sequence[Partition], *, now: datetime
     ) -> Account:
         its = sorted(
-            (one.span.start, one.name) for one in found if one.table == "chunks" and one.span
+            (one.span.start, one.name) for one in found if one.table == self.table.name and one.span
         )
         totals = await buckets.upload_totals(connection, [start for start, _ in its], now=now)
         return Account(
@@ -196,7 +205,7 @@ async def _move_files(partition: Partition, work: Work) -> str | None:
         moved = 0
         for workspace_id, file_id in found:
             if work.is_out_of_time:
-                return "this pass has used up its time"
+                return OUT_OF_TIME
             size = await buckets.move_file(work.connection, workspace_id, file_id, to=to)
             moved += size or 0
             work.moved(size or 0)

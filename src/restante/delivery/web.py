@@ -12,8 +12,7 @@ from starlette.routing import Route
 
 from restante import wire
 from restante.database.pool import Database
-from restante.delivery import acknowledge as acknowledging
-from restante.delivery import fetch, multipart, store
+from restante.delivery import acknowledge as acknowledging, fetch, multipart, store
 from restante.delivery.blobs import Blobs
 from restante.delivery.download import Download, entity_tag, file_headers
 from restante.delivery.ranges import matches_tag, wanted_range
@@ -22,6 +21,7 @@ from restante.delivery.rules import (
     MAX_FILE_BYTES,
     MAX_FILES_PER_REQUEST,
     MAX_REQUEST_BYTES,
+    request_too_large,
     time_allowed,
 )
 from restante.errors import (
@@ -47,6 +47,7 @@ from restante.errors import (
 from restante.http.bodies import refused
 from restante.http.operations import operation, query_of
 from restante.http.problems import json_response
+from restante.ids import FileId, as_uuid
 from restante.workspaces import auth, relay
 from restante.workspaces.rules import Workspace
 
@@ -63,6 +64,14 @@ def _receiver(request: Request) -> Receiver:
 
 def _blobs(request: Request) -> Blobs:
     return request.app.state.blobs
+
+
+def _file_id(request: Request) -> FileId:
+    """The file that the path names."""
+    found = as_uuid(request.path_params["file_id"])
+    if found is None:
+        raise BadRequest("invalid file_id")
+    return FileId(found)
 
 
 class UploadQuery(msgspec.Struct, frozen=True):
@@ -106,32 +115,34 @@ class UploadQuery(msgspec.Struct, frozen=True):
 async def upload(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
     try:
-        declared = multipart.declared_length(request)
         if workspace.delivery_mode == "push" and workspace.url:
-            return _forward(request, workspace, declared)
+            return _forward(request, workspace)
         if workspace.delivery_mode == "push" or not request.app.state.staging_enabled:
             raise WorkspaceHasNoCallback("workspace has no callback URL")
-        length = MAX_REQUEST_BYTES if declared is None else declared
-        answer = await _receive(request, workspace, length)
+        answer = await _receive(request, workspace)
     except RestanteError as refusal:
         relay.log_refusal(workspace, refusal)
-        return await refused(request, refusal)
-    return Response(answer, media_type="application/json")
+        return await refused(request, refusal, max_bytes=multipart.MAX_BODY_BYTES)
+    return json_response(answer)
 
 
-def _forward(request: Request, workspace: Workspace, declared: int | None) -> Response:
-    max_bytes = multipart.MAX_BODY_BYTES
-    pace = _receiver(request).policy.pace
-    within = time_allowed(max_bytes if declared is None else declared, pace)
+def _forward(request: Request, workspace: Workspace) -> Response:
+    declared, pace = multipart.declared_length(request), _receiver(request).policy.pace
+    within = time_allowed(multipart.MAX_BODY_BYTES if declared is None else declared, pace)
     return relay.upload(
-        request, workspace, max_bytes=max_bytes, within_seconds=within.total_seconds()
+        request,
+        workspace,
+        max_bytes=multipart.MAX_BODY_BYTES,
+        too_large=request_too_large(),
+        within_seconds=within.total_seconds(),
     )
 
 
-async def _receive(request: Request, workspace: Workspace, length: int) -> bytes:
-    receiver, key = _receiver(request), _idempotency_key(request)
+async def _receive(request: Request, workspace: Workspace) -> wire.UploadAnswer:
+    receiver, declared = _receiver(request), multipart.declared_length(request)
+    length = MAX_REQUEST_BYTES if declared is None else declared
+    key, now = _idempotency_key(request), datetime.now(UTC)
     ttl = query_of(request, UploadQuery).ttl_seconds
-    now = datetime.now(UTC)
     async with receiver.receive(
         workspace.id,
         length,
@@ -209,7 +220,7 @@ async def waiting(request: Request) -> Response:
     },
 )
 async def content(request: Request) -> Response:
-    file_id = auth.file_id(request)
+    file_id = _file_id(request)
     workspace = await auth.owner(request)
     upload = await fetch.get(_db(request), workspace.id, file_id, now=datetime.now(UTC))
     tag, headers = entity_tag(upload), request.headers
@@ -230,7 +241,7 @@ async def content(request: Request) -> Response:
     refusals=(BadRequest, NotAuthenticated, UploadGone),
 )
 async def acknowledge(request: Request) -> Response:
-    file_id = auth.file_id(request)
+    file_id = _file_id(request)
     workspace = await auth.owner(request)
     existed = await acknowledging.acknowledge(
         _db(request), workspace.id, file_id, now=datetime.now(UTC)
@@ -246,7 +257,7 @@ async def acknowledge(request: Request) -> Response:
     refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, UploadGone),
 )
 async def reopen(request: Request) -> Response:
-    file_id = auth.file_id(request)
+    file_id = _file_id(request)
     workspace = await auth.owner_or_admin(request)
     await acknowledging.reopen(
         _db(request),

@@ -192,7 +192,7 @@ class EventStream(Response):
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         async with self._watch as watch:
-            with self._caller.app.state.event_streams.track_inprogress():
+            with self._caller.app.state.metrics.requests.event_streams.track_inprogress():
                 try:
                     await while_connected(self._send(watch, send), disconnected(receive))
                 except _TooSlow as error:
@@ -292,7 +292,7 @@ async def _accept_and_watch(websocket: WebSocket) -> None:
     caller = _with_token(websocket, token)
     async with await _watch(caller) as watch:
         await websocket.accept(subprotocol=_BEARER if token else None)
-        with websocket.app.state.websockets.track_inprogress():
+        with websocket.app.state.metrics.requests.websocket_connections.track_inprogress():
             await while_connected(_send_messages(websocket, watch), _until_left(websocket))
 
 

@@ -41,7 +41,7 @@ class Feed:
         async with self._db.connection() as connection:
             seq = await store.append(connection, workspace_id, row, now=now)
         if seq is None:
-            raise WorkspaceUnknown("There is no such workspace.")
+            raise WorkspaceUnknown
         self.wakeups.grew(workspace_id)
         log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
         return seq
@@ -128,7 +128,7 @@ class Feed:
         async with self._db.connection() as connection:
             mark = await store.acknowledge(connection, workspace_id, seq)
         if mark is None:
-            raise WorkspaceUnknown("There is no such workspace.")
+            raise WorkspaceUnknown
         return mark
 
 

@@ -47,7 +47,7 @@ class FeedPartitions(PartitionSubject[None]):
         return [PlanStep(TRIM, partition.name, 0, partition.bytes, why, self.name)]
 
     async def carry_out(self, step: PlanStep, partition: Partition, work: Work) -> str | None:
-        """Raise the mark before the rows go: a reader is told of the gap, or has none."""
+        """Raise the trimmed mark before the rows go, so that readers notice the gap."""
         await partitions.seal(work.connection, partition.name)
         await store.trim(work.connection, partition.name)
         await work.detach_and_drop(partition)

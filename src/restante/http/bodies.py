@@ -12,21 +12,20 @@ from starlette.responses import Response
 from restante.errors import RestanteError, UploadTooSlow
 from restante.http.problems import on_restante_error
 
-_DRAIN_BYTES = 51 * 1024 * 1024
 _DRAIN_SECONDS = 5.0
 
 
-async def refused(request: Request, refusal: RestanteError) -> Response:
+async def refused(request: Request, refusal: RestanteError, *, max_bytes: int) -> Response:
     """The answer to a refusal; the connection is closed if the body is too slow or does not end."""
     answer = await on_restante_error(request, refusal)
-    if isinstance(refusal, UploadTooSlow) or not await drain(request):
+    if isinstance(refusal, UploadTooSlow) or not await drain(request, max_bytes=max_bytes):
         answer.headers["Connection"] = "close"
     return answer
 
 
-async def drain(request: Request) -> bool:
+async def drain(request: Request, *, max_bytes: int) -> bool:
     """
-    Read the rest of the body, within limits; returns whether it has ended.
+    Read the rest of the body, within limits of size and time; returns whether it has ended.
 
     A client that is cut off while it sends never sees the answer.
     """
@@ -37,7 +36,7 @@ async def drain(request: Request) -> bool:
         async with asyncio.timeout(_DRAIN_SECONDS):
             async for piece in request.stream():  # resumes where reading stopped
                 read += len(piece)
-                if read > _DRAIN_BYTES:
+                if read > max_bytes:
                     return False
     except TimeoutError:
         return False

@@ -127,7 +127,7 @@ def is_too_deep(value: object) -> bool:
     """
     Whether decoded JSON is nested deeper than `MAX_DEPTH`.
 
-    Readers have limits of their own: a feed row that one cannot parse would stop it for ever.
+    Readers have limits of their own: a feed row that one cannot parse would block it.
     """
     level = [value]
     for _ in range(MAX_DEPTH):

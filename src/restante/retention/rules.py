@@ -16,7 +16,6 @@ from restante.wire import HeldSpace, PlanStep, RetentionPlan
 
 FINISH_DETACH = "finish detaching"
 DROP_DETACHED = "drop a leftover"
-MEASURE = "measure it"
 
 _INTERRUPTED = "an earlier pass was interrupted"
 _LOCKED = "another session holds a lock on it"
@@ -45,10 +44,10 @@ def plan(picture: Picture, subjects: Subjects) -> RetentionPlan:
     for partition in sorted(picture.partitions, key=lambda one: one.is_attached):
         subject = subjects.of_partition(partition)
         decided = _decided(partition, subject, picture)
-        if partition.is_locked and decided:
-            held.append(_locked(partition, decided))
-        elif isinstance(decided, HeldSpace):
+        if isinstance(decided, HeldSpace):
             held.append(decided)
+        elif decided and partition.is_locked:
+            held.append(_locked(partition, decided[0]))
         else:
             steps += decided
     return RetentionPlan(steps, held, sum(step.bytes for step in steps))
@@ -71,11 +70,10 @@ def _finish(action: str, partition: Partition, subject: PartitionSubject[Any]) -
     return PlanStep(action, partition.name, 0, partition.bytes, _INTERRUPTED, subject.name)
 
 
-def _locked(partition: Partition, decided: Sequence[PlanStep] | HeldSpace) -> HeldSpace:
-    """Nothing can be done now, and a decision to hold it was made without knowing its size."""
-    subject = decided.subject if isinstance(decided, HeldSpace) else decided[0].subject
-    action = MEASURE if isinstance(decided, HeldSpace) else decided[0].action
-    return HeldSpace(partition.name, partition.bytes, _LOCKED, subject=subject, action=action)
+def _locked(partition: Partition, step: PlanStep) -> HeldSpace:
+    return HeldSpace(
+        partition.name, partition.bytes, _LOCKED, subject=step.subject, action=step.action
+    )
 
 
 def days_until_full(free_bytes: int | None, growth_bytes_per_day: float | None) -> float | None:

@@ -36,7 +36,7 @@ class SpaceAccount:
             return SpaceView(
                 **self._sizes(await store.relations(tx), found, accounts),
                 pins=[*await store.pins(tx), *(pin for one in accounts for pin in one.pins)],
-                lead_seconds=partitions.lead_seconds(tables, found, now=now),
+                lead_seconds=await self._subjects.lead_seconds(tx, found, now=now),
                 growth_bytes_per_day=growth,
                 free_bytes=free,
                 days_until_full=rules.days_until_full(free, growth),
@@ -131,6 +131,7 @@ class SpaceSamples(RowSubject):
     tables = ("space_samples",)
     action = "delete samples"
     outcomes = ("samples",)
+    is_routine = True
 
     async def count_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
         before = now - _SAMPLES_KEPT

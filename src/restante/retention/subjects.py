@@ -14,8 +14,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from restante import wire
 from restante.database.partitions import Partition, PartitionedTable
-from restante.database.pool import Connection, Database
+from restante.database.pool import Connection
 from restante.wire import HeldSpace, PlanStep
+
+OUT_OF_TIME = "this pass has used up its time"
 
 Contents = TypeVar("Contents")
 
@@ -53,6 +55,8 @@ class RowSubject(Subject):
     outcomes: ClassVar[Sequence[str]]  # what deleted rows are counted as
     batch_size: ClassVar[int] = 1000
     is_prompt: ClassVar[bool] = False  # deleted every minute, not only with the sweep
+    is_routine: ClassVar[bool] = False  # due at every pass, so not worth a log line
+    empties_partitions: ClassVar[bool] = False  # deleting them may let a partition go
 
     @abstractmethod
     async def count_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
@@ -89,7 +93,7 @@ class PartitionSubject(Subject, Generic[Contents]):
     # Rows may still be written to a partition for this long after its range has ended.
     settling = timedelta(seconds=5)
 
-    async def parents(self, db: Database) -> Sequence[str]:
+    async def parents(self, connection: Connection) -> Sequence[str]:
         """The tables that partitions are attached to; more than one if there are two levels."""
         return [self.table.name]
 
@@ -123,6 +127,9 @@ class Subjects:
 
     def __init__(self, *subjects: Subject) -> None:
         self._subjects = subjects
+        for names in ([one.name for one in subjects], self._outcomes(subjects)):
+            if len(names) != len(set(names)):
+                raise ValueError(f"two subjects share a name: {', '.join(names)}")
         self.rows = [one for one in subjects if isinstance(one, RowSubject)]
         self.partitions: list[PartitionSubject[Any]] = [
             one for one in subjects if isinstance(one, PartitionSubject)
@@ -138,7 +145,29 @@ class Subjects:
     @property
     def outcomes(self) -> list[str]:
         """Everything that deleted rows are counted as."""
-        return [outcome for subject in self.rows for outcome in subject.outcomes]
+        return self._outcomes(self._subjects)
+
+    @staticmethod
+    def _outcomes(subjects: Sequence[Subject]) -> list[str]:
+        return [
+            outcome
+            for subject in subjects
+            if isinstance(subject, RowSubject)
+            for outcome in subject.outcomes
+        ]
+
+    async def lead_seconds(
+        self, connection: Connection, found: Sequence[Partition], *, now: datetime
+    ) -> dict[str, float]:
+        """How far ahead of the clock each table has partitions, at the parent with the fewest."""
+        lead: dict[str, float] = {}
+        for subject in self.partitions:
+            ends = dict.fromkeys(await subject.parents(connection), now)
+            for one in found:
+                if one.span and one.parent in ends:
+                    ends[one.parent] = max(ends[one.parent], one.span.end)
+            lead[subject.table.name] = (min(ends.values(), default=now) - now).total_seconds()
+        return lead
 
     def of_partition(self, partition: Partition) -> PartitionSubject[Any]:
         """Who decides about this partition; raises LookupError for an unknown table."""

@@ -9,7 +9,7 @@ in the catalogue and finished.
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Protocol
@@ -22,13 +22,12 @@ from restante.database.pool import Connection, Database, translated
 from restante.errors import TableBusy
 from restante.retention import rules
 from restante.retention.rules import Picture
-from restante.retention.subjects import Subjects
+from restante.retention.subjects import OUT_OF_TIME, Subjects
 from restante.wire import HeldSpace, PlanStep, PostponedStep, RetentionPlan, SweepReport
 
 log = structlog.get_logger()
 
 SWEPT_ELSEWHERE = "another server is sweeping"
-_OUT_OF_TIME = "this pass has used up its time"
 
 OnStep = Callable[[PlanStep, str], None]
 
@@ -67,10 +66,11 @@ class Pass:
         """What had to be left, except for what another server is doing."""
         return [one for one in self.postponed if one.reason != SWEPT_ELSEWHERE]
 
-    @property
-    def did_something(self) -> bool:
+    def did_something(self, routine: Collection[str]) -> bool:
+        """Whether it is worth a log line; rows of these outcomes are due at every pass."""
+        rows = any(count for kind, count in self.deleted.items() if kind not in routine)
         on_partitions = any(step.partition for step in self.done)
-        return bool(self.deleted.total() or on_partitions or self.obstacles)
+        return bool(rows or on_partitions or self.obstacles)
 
     def finish(self, step: PlanStep) -> None:
         self.done.append(step)
@@ -129,7 +129,7 @@ class Sweep:
             observer.sweep_failed()
             raise
         finally:
-            _observe(one, observer)
+            self._observe(one, observer)
         return one.report()
 
     async def run_prompt(self, observer: Observer, *, now: datetime) -> None:
@@ -139,7 +139,26 @@ class Sweep:
             for subject in self._subjects.rows:
                 if subject.is_prompt:
                     one.deleted.update(await subject.delete_due(connection, now=now))
-        _observe(one, observer)
+        self._observe(one, observer)
+
+    def _observe(self, one: Pass, observer: Observer) -> None:
+        observer.deleted(one.deleted)
+        observer.gave_back(one.bytes_dropped, one.bytes_moved)
+        observer.postponed(len(one.obstacles))
+        routine = {
+            kind for found in self._subjects.rows if found.is_routine for kind in found.outcomes
+        }
+        if not one.did_something(routine):
+            return
+        report = one.report()
+        log.info(
+            "swept",
+            **{"acked": 0, "expired": 0, **report.deleted},
+            bytes_back=report.bytes_back,
+            steps=[f"{step.action} {step.partition}" for step in one.done if step.partition],
+            postponed=[f"{left.step.action}: {left.reason}" for left in one.postponed],
+            seconds=report.seconds,
+        )
 
     async def _run(self, one: Pass, *, now: datetime, closely: bool) -> None:
         async with self._db.connection() as connection:
@@ -152,7 +171,7 @@ class Sweep:
                 one.postpone_held(held)
         for step in plan.steps:
             if step.partition is None:
-                await _attempt(step, one, partial(self._delete, now=now))
+                await _attempt(step, one, partial(self._delete, one=one, now=now))
         steps = [step for step in plan.steps if step.partition]
         is_done = await self._sweep_partitions(steps, one, now=now)
         if is_done and not one.postponed:
@@ -164,8 +183,8 @@ class Sweep:
         """
         Look at the tables.
 
-        Sizes and contents are looked at closely only when something may have changed: rows are
-        due, a partition's range has ended, or a removal was interrupted.
+        Sizes and contents are looked at closely only when something may have changed: uploads are
+        due, or a partition's range has ended.
         """
         due = [
             (subject, await subject.count_due(connection, now=now))
@@ -173,11 +192,12 @@ class Sweep:
         ]
         found = await partitions.partitions_of(connection, self._subjects.partitioned_tables)
         past = [one for one in found if self._subjects.of_partition(one).is_past(one, now=now)]
-        is_idle = all(
-            one.name in self._settled and one.state is PartitionState.ATTACHED for one in past
+        is_new = any(one.name not in self._settled for one in past)
+        is_emptied = any(
+            subject.empties_partitions and sum(counts.values()) for subject, counts in due
         )
-        closely = closely or any(sum(counts.values()) for _, counts in due) or not is_idle
-        if closely:
+        closely = closely or is_new or is_emptied
+        if closely or any(one.state is not PartitionState.ATTACHED for one in past):
             past = await partitions.with_sizes(connection, past)
         contents = await self._contents(connection, past, now=now, closely=closely)
         return Picture(now, due, past, contents)
@@ -191,7 +211,7 @@ class Sweep:
             contents |= await subject.contents(connection, its, now=now, closely=closely)
         return contents
 
-    async def _delete(self, step: PlanStep, one: Pass, *, now: datetime) -> str | None:
+    async def _delete(self, step: PlanStep, *, one: Pass, now: datetime) -> str | None:
         """Delete in batches until a batch is not full or half of the time is used up."""
         subject = next(found for found in self._subjects.rows if found.name == step.subject)
         while True:
@@ -201,7 +221,7 @@ class Sweep:
             if sum(batch.values()) < subject.batch_size:
                 return None
             if one.seconds >= self._budget_seconds / 2:
-                return _OUT_OF_TIME
+                return OUT_OF_TIME
 
     async def _sweep_partitions(
         self, steps: Sequence[PlanStep], one: Pass, *, now: datetime
@@ -227,35 +247,18 @@ class Sweep:
 
 
 async def _attempt(
-    step: PlanStep, one: Pass, act: Callable[[PlanStep, Pass], Awaitable[str | None]]
+    step: PlanStep, one: Pass, act: Callable[[PlanStep], Awaitable[str | None]]
 ) -> None:
     """Carry a step out; a lock timeout postpones it, any other error fails the pass."""
     try:
         with translated():
-            reason = await act(step, one)
+            reason = await act(step)
     except TableBusy as error:
         reason = str(error)
     if reason:
         one.postpone(step, reason)
     else:
         one.finish(step)
-
-
-def _observe(one: Pass, observer: Observer) -> None:
-    observer.deleted(one.deleted)
-    observer.gave_back(one.bytes_dropped, one.bytes_moved)
-    observer.postponed(len(one.obstacles))
-    if not one.did_something:
-        return
-    report = one.report()
-    log.info(
-        "swept",
-        **report.deleted,
-        bytes_back=report.bytes_back,
-        steps=[f"{step.action} {step.partition}" for step in one.done if step.partition],
-        postponed=[f"{left.step.action}: {left.reason}" for left in one.postponed],
-        seconds=report.seconds,
-    )
 
 
 class _PartitionWork:
@@ -303,11 +306,11 @@ class _PartitionWork:
             case _:
                 return partition.is_attached
 
-    async def carry_out(self, step: PlanStep, _pass: Pass) -> str | None:
+    async def carry_out(self, step: PlanStep) -> str | None:
         """Carry out one step; returns the reason if it must wait for the next pass."""
         partition = self._found[step.partition or ""]
         if self.is_out_of_time:
-            return _OUT_OF_TIME
+            return OUT_OF_TIME
         if step.action == rules.DROP_DETACHED:
             await self._drop(partition)
             return None

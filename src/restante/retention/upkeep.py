@@ -28,7 +28,9 @@ def seconds_between_looks(subjects: Subjects) -> float:
 async def create_partitions(db: Database, subjects: Subjects, *, now: datetime) -> None:
     """Create partitions for the hours to come."""
     for subject in subjects.partitions:
-        for parent in await subject.parents(db):
+        async with db.connection() as connection:
+            parents = await subject.parents(connection)
+        for parent in parents:
             created = await partitions.create_ahead(
                 db,
                 subject.table,
@@ -43,7 +45,6 @@ async def create_partitions(db: Database, subjects: Subjects, *, now: datetime) 
 
 async def lead_seconds(db: Database, subjects: Subjects, *, now: datetime) -> dict[str, float]:
     """How far ahead of the clock each table has partitions."""
-    tables = subjects.partitioned_tables
     async with db.connection() as connection:
-        found = await partitions.partitions_of(connection, tables)
-    return partitions.lead_seconds(tables, found, now=now)
+        found = await partitions.partitions_of(connection, subjects.partitioned_tables)
+        return await subjects.lead_seconds(connection, found, now=now)

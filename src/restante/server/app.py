@@ -13,8 +13,7 @@ from restante.delivery import web as uploads
 from restante.delivery.blobs import Blobs
 from restante.delivery.receive import Receiver
 from restante.errors import RestanteError
-from restante.feed import events, messages
-from restante.feed import web as feed
+from restante.feed import events, messages, web as feed
 from restante.feed.rates import Rate
 from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
@@ -77,8 +76,6 @@ def build(services: Services) -> Starlette:
     for field in fields(services):
         setattr(app.state, field.name, getattr(services, field.name))
     requests = services.metrics.requests
-    app.state.event_streams = requests.event_streams
-    app.state.websockets = requests.websocket_connections
     app.state.reference = _reference()
     for (method, path), statuses in _reference().statuses.items():
         requests.expect(method, path, statuses)

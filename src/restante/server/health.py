@@ -19,12 +19,12 @@ from restante.workspaces import auth
 
 TAG = "health"
 
-# Longer than this, and the prober has given up.
+# A probe that takes longer counts as failed anyway.
 _ANSWER_WITHIN_SECONDS = 2.0
 
 
 class Readiness:
-    """Whether the database answers and is migrated far enough; asked anew each time."""
+    """Whether the database answers and is migrated far enough; nothing is cached."""
 
     def __init__(self, db: Database, migrations: Sequence[Migration]) -> None:
         self._db = db

@@ -27,8 +27,7 @@ from restante.feed.subject import FeedPartitions
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.postgres import DataDirectory, EmbeddedPostgres, postgres_for
-from restante.retention import store as retention
-from restante.retention import upkeep
+from restante.retention import store as retention, upkeep
 from restante.retention.space import SpaceAccount, SpaceSamples
 from restante.retention.store import RetentionSettings
 from restante.retention.subjects import Subjects

@@ -8,13 +8,12 @@ from starlette.requests import HTTPConnection
 from restante import wire
 from restante.database.pool import Database
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
-from restante.ids import FileId, WorkspaceId, as_uuid
+from restante.ids import WorkspaceId, as_uuid
 from restante.workspaces import store
 from restante.workspaces.rules import Workspace, token_hash, token_matches
 
 _REFUSED = "Send the token of this workspace as `Authorization: Bearer <token>`."
 _REFUSED_ADMIN = "Send the admin token as `Authorization: Bearer <token>`."
-_UNKNOWN = "There is no such workspace."
 
 
 class Access:
@@ -60,14 +59,6 @@ def workspace_id(request: HTTPConnection) -> WorkspaceId:
     return WorkspaceId(found)
 
 
-def file_id(request: HTTPConnection) -> FileId:
-    """The file that the path names."""
-    found = as_uuid(request.path_params["file_id"])
-    if found is None:
-        raise BadRequest("invalid file_id")
-    return FileId(found)
-
-
 def is_admin(request: HTTPConnection) -> bool:
     """Whether the operator is calling."""
     return access(request).is_admin(bearer(request))
@@ -90,15 +81,14 @@ async def owner(request: HTTPConnection) -> Workspace:
 
 async def owner_or_admin(request: HTTPConnection) -> Workspace:
     """The workspace, if it or the operator is calling; only the operator learns what is missing."""
-    access: Access = request.app.state.access
-    token, wanted = bearer(request), workspace_id(request)
-    found = await access.find(wanted) if token else None
+    checks, token, wanted = access(request), bearer(request), workspace_id(request)
+    found = await checks.find(wanted) if token else None
     if token and found and token_matches(found, token):
         return found
-    if not access.is_admin(token):
+    if not checks.is_admin(token):
         raise NotAuthenticated(_REFUSED)
     if found is None:
-        raise WorkspaceUnknown(_UNKNOWN)
+        raise WorkspaceUnknown
     return found
 
 
@@ -121,5 +111,5 @@ async def sender(request: HTTPConnection) -> tuple[UUID | None, Workspace]:
         )
     found = await access(request).find(wanted)
     if found is None:
-        raise WorkspaceUnknown(_UNKNOWN)
+        raise WorkspaceUnknown
     return caller.id, found

@@ -14,7 +14,7 @@ log = structlog.get_logger()
 async def reset_phantoms(
     db: Database, *, now: datetime, stale: timedelta, count: Callable[[float], None]
 ) -> None:
-    """One pass: a workspace that crashed in the middle of a task would stay busy for ever."""
+    """One pass: a workspace that crashed during a task would stay busy otherwise."""
     while True:
         async with db.connection() as connection:
             batch = await store.reset_silent(connection, silent_since=now - stale)

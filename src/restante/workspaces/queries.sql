@@ -53,7 +53,7 @@ select id, name, delivery_mode, url, agent_card, parent_id, status,
  limit $2;
 
 -- name: heartbeat
--- Not worth waiting for the disk.
+-- Not synced: losing a heartbeat does not matter.
 update workspaces
    set active_tasks = $2, current_task = $3, last_seen_at = clock_timestamp()
   from (select set_config('synchronous_commit', 'off', true)) as unsynced
@@ -98,7 +98,10 @@ with removed as (
 ), counters as (
     delete from feeds using locked where feeds.workspace_id = locked.workspace_id
 ), deleted as (
-    delete from workspaces using locked where workspaces.id = locked.workspace_id
+    delete from workspaces using removed
+     where workspaces.id = removed.id
+       and (removed.id in (select workspace_id from locked)
+            or not exists (select from feeds where workspace_id = removed.id))
     returning workspaces.id
 )
 select count(*) from deleted;

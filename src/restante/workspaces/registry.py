@@ -15,7 +15,6 @@ from restante.workspaces.rules import Changes, Details, Workspace
 
 log = structlog.get_logger()
 
-_UNKNOWN = "There is no such workspace."
 _NOT_YOURS = (
     "Send the token that this workspace was given; a new workspace needs the right to register."
 )
@@ -95,7 +94,7 @@ class Registry:
         """Apply the operator's changes; raises WorkspaceUnknown."""
         details = await self._update(workspace_id, changes)
         if details is None:
-            raise WorkspaceUnknown(_UNKNOWN)
+            raise WorkspaceUnknown
         log.info("workspace_changed", workspace=str(workspace_id), mode=details.delivery_mode)
 
     async def _update(self, workspace_id: WorkspaceId, changes: Changes) -> Details | None:
@@ -119,7 +118,7 @@ class Registry:
         """Remove the workspace; its files stay until they expire or are swept."""
         async with self._db.connection() as connection:
             if not await store.remove(connection, workspace_id):
-                raise WorkspaceUnknown(_UNKNOWN)
+                raise WorkspaceUnknown
         log.info("workspace_removed", workspace=str(workspace_id))
 
     async def reissue_token(self, workspace_id: WorkspaceId) -> wire.IssuedToken:
@@ -128,7 +127,7 @@ class Registry:
         async with self._db.transaction() as tx:
             workspace = await store.get_for_update(tx, workspace_id)
             if not await store.set_token(tx, workspace_id, rules.token_hash(new_token)):
-                raise WorkspaceUnknown(_UNKNOWN)
+                raise WorkspaceUnknown
         log.info("token_reissued", workspace=str(workspace_id))
         if workspace and workspace.delivery_mode == "push":
             return wire.IssuedToken(new_token, workspace.inbound_secret)
@@ -138,7 +137,7 @@ class Registry:
         """Delete the workspace's token; it stays registered and still receives."""
         async with self._db.connection() as connection:
             if not await store.set_token(connection, workspace_id, None):
-                raise WorkspaceUnknown(_UNKNOWN)
+                raise WorkspaceUnknown
         log.info("token_revoked", workspace=str(workspace_id))
 
     async def show(self, workspace_id: WorkspaceId) -> wire.WorkspaceView:
@@ -146,7 +145,7 @@ class Registry:
         async with self._db.connection() as connection:
             found = await store.view(connection, workspace_id)
         if found is None:
-            raise WorkspaceUnknown(_UNKNOWN)
+            raise WorkspaceUnknown
         return found
 
     async def page(self, *, after: UUID, limit: int) -> list[wire.WorkspaceView]:

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from restante.errors import RequestTooLarge, RestanteError, UploadTooSlow, WorkspaceUnreachable
+from restante.errors import RestanteError, UploadTooSlow, WorkspaceUnreachable
 from restante.http.bodies import drain, refused
 from restante.http.disconnect import disconnected, while_connected
 from restante.workspaces.push import Answer, Push
@@ -21,11 +21,22 @@ _FORWARDED = ("Content-Type", "Content-Length")
 
 
 def upload(
-    request: Request, workspace: Workspace, *, max_bytes: int, within_seconds: float
+    request: Request,
+    workspace: Workspace,
+    *,
+    max_bytes: int,
+    too_large: RestanteError,
+    within_seconds: float,
 ) -> Response:
     """Forward a body as it arrives; only its length and its speed are checked here."""
     push: Push = request.app.state.push
-    body = _Body(request, workspace, max_bytes=max_bytes, within_seconds=within_seconds)
+    body = _Body(
+        request,
+        workspace,
+        max_bytes=max_bytes,
+        too_large=too_large,
+        within_seconds=within_seconds,
+    )
     headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
     call = push.upload(workspace, body, headers=headers, within_seconds=within_seconds)
     return _Relay(request, body, call)
@@ -45,18 +56,20 @@ def log_refusal(workspace: Workspace, refusal: RestanteError) -> None:
 class _Body:
     """A request's body as it arrives; at most one piece is read ahead."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each argument is one fact, named by its caller
         self,
         request: Request,
         workspace: Workspace,
         *,
         max_bytes: int = 0,
+        too_large: RestanteError | None = None,
         within_seconds: float = 0,
         has_ended: bool = False,
     ) -> None:
         self._request = request
         self._workspace = workspace
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        self._too_large = too_large
         self._within_seconds = within_seconds
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._waiting_for_sender = True
@@ -75,9 +88,6 @@ class _Body:
                     await self._read()
             except TimeoutError as error:
                 raise self._too_slow() from error
-            except RequestTooLarge as refusal:
-                log_refusal(self._workspace, refusal)
-                raise
         await disconnected(self._request.receive)
 
     async def _read(self) -> None:
@@ -92,10 +102,9 @@ class _Body:
                 raise ClientDisconnect
             piece = event.get("body", b"")
             received += len(piece)
-            if received > self._max_bytes:
-                raise RequestTooLarge(
-                    f"A request carries at most {self._max_bytes} bytes.", max=self._max_bytes
-                )
+            if received > self.max_bytes and self._too_large:
+                log_refusal(self._workspace, self._too_large)
+                raise self._too_large
             self.has_ended = not event.get("more_body", False)
             if piece:
                 self._pieces.put_nowait(piece)
@@ -141,11 +150,11 @@ class _Relay(Response):
                 return
             if self._body.has_ended:
                 raise
-            answer = await refused(self._request, refusal)
+            answer = await refused(self._request, refusal, max_bytes=self._body.max_bytes)
             await answer(scope, receive, send)
             return
         if not self._body.has_ended:  # the workspace has answered without reading everything
-            await drain(self._request)
+            await drain(self._request, max_bytes=self._body.max_bytes)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _relay(self, send: Send) -> None:

@@ -12,8 +12,7 @@ from uuid import UUID
 from restante.errors import BadRequest
 from restante.ids import WorkspaceId
 from restante.text import printable
-
-Mode = Literal["poll", "push"]
+from restante.wire import Mode
 
 MAX_LABEL = 1000
 _MAX_URL = 2048
