@@ -17,8 +17,7 @@ import asyncpg
 import pytest
 from cluster import cloned, shared_cluster
 from factories import NOW
-from hypothesis import HealthCheck
-from hypothesis import settings as hypothesis_settings
+from hypothesis import HealthCheck, settings as hypothesis_settings
 from processes import Server
 from sites import Site, SiteFactory, running_site, settings_for
 

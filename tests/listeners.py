@@ -120,6 +120,7 @@ class Listener:
         except OSError:  # the client has left
             return
         accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = self._loop.create_task(self._until_lost(accepted))
         self._connections[connection] = accepted
         connection.add_done_callback(self._connections.pop)

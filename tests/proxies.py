@@ -19,8 +19,8 @@ class Fault:
 
     is_dropped: bool = False  # the connection is closed before the request reaches the server
     is_unanswered: bool = False  # the server acts, and the connection is closed before its answer
-    answer_bytes: int | None = None  # how much of the body passes before the connection is closed
-    is_stalled: bool = False  # after those bytes nothing is sent, and the connection stays open
+    answer_bytes: int | None = None  # a longer body is cut there, and the connection closed
+    is_stalled: bool = False  # a longer body stops there, and the connection stays open
     delay_seconds: float = 0  # before each piece of the answer
 
 
@@ -138,7 +138,8 @@ class Proxy(Listener):
             return False
         writer.write(head)
         length = _content_length(head)
-        passing = length if fault.answer_bytes is None else min(length, fault.answer_bytes)
+        most = length if fault.answer_bytes is None else fault.answer_bytes
+        passing = min(length, most)
         while passing:
             await asyncio.sleep(fault.delay_seconds)
             piece = await there.read(min(_PIECE, passing))
@@ -147,9 +148,11 @@ class Proxy(Listener):
             writer.write(piece)
             await writer.drain()
             passing -= len(piece)
+        if most >= length:  # the whole answer has passed
+            return True
         if fault.is_stalled:
             await asyncio.Event().wait()
-        return fault.answer_bytes is None
+        return False
 
     async def _held(self, request: Request, *, answers: bool) -> None:
         for hold in list(self._holds):

@@ -4,8 +4,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from restante.ids import as_uuid, lowest_activity_id, moment_of, new_activity_id
 

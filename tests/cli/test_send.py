@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from callers import ADMIN_TOKEN, Caller, registered
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from impostors import Asked, http, impostor, relay
 from processes import Outcome, on_a_terminal, restante
 from sites import Site

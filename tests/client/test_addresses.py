@@ -1,8 +1,7 @@
 """Which server addresses are valid, which proxy they use, and when a token is exposed."""
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from yarl import URL
 
 from restante.client.addresses import is_exposed, is_here, proxy_for, server_url

@@ -7,8 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from callers import registered
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sites import Site
 
 from restante.client import AsyncClient, Bytes, calls

@@ -1,8 +1,7 @@
 """Which migrations are due, and which releases may run."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from restante.database.rules import (
     EMPTY,

@@ -3,8 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from restante.database.spans import Span, floor, missing
 from restante.delivery.rules import bucket_of

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any, Self
-from urllib.request import Request as HttpRequest
-from urllib.request import urlopen
+from urllib.request import Request as HttpRequest, urlopen
 from uuid import uuid4
 
 import pytest

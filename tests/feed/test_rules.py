@@ -3,8 +3,7 @@
 import copy
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from restante.feed.rules import Marks, with_kinds
 

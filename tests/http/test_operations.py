@@ -1,7 +1,6 @@
 """Decoding requests: how deep JSON may be nested."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from restante.http.operations import MAX_DEPTH, is_too_deep
 

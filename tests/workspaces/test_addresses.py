@@ -3,8 +3,7 @@
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from restante.workspaces.addresses import Reach, may_call, reach_of

@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from restante.errors import BadRequest
 from restante.ids import WorkspaceId

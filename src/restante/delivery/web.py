@@ -123,7 +123,7 @@ async def upload(request: Request) -> Response:
     except RestanteError as refusal:
         relay.log_refusal(workspace, refusal)
         return await refused(request, refusal, max_bytes=multipart.MAX_BODY_BYTES)
-    return json_response(answer)
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 def _forward(request: Request, workspace: Workspace) -> Response:
