@@ -1,4 +1,4 @@
-"""The environment and the flags become one checked object, or a sentence."""
+"""Settings are read from the environment and the flags, and checked."""
 
 import pytest
 

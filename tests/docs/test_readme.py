@@ -1,4 +1,4 @@
-"""What the README lets its reader type works, on a real server."""
+"""The commands in the README work on a real server."""
 
 import json
 import re

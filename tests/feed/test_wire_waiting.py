@@ -67,7 +67,7 @@ async def test_a_wait_is_answered_when_a_message_arrives(caller: Caller):
 
 
 async def test_a_wait_after_a_seq_is_answered_when_a_row_follows_it(caller: Caller):
-    """Also after seq 0, where there is no row whose id could be named."""
+    """Also after seq 0, where no row has an id to send."""
     for seq in (0, 1):
         async with waiting(caller, since_seq=seq) as reading:
             await caller.staged()

@@ -153,7 +153,7 @@ async def test_the_namespace_can_be_chosen(run_site: SiteFactory):
 
 
 def test_every_outcome_of_a_loop_is_shown_as_zero_before_its_first_pass():
-    """An alert must tell "none" from "missing"."""
+    """An alert must distinguish "none" from "missing"."""
     metrics = Metrics("test", make_subjects())
 
     metrics.loops.expect(["sweep"])

@@ -61,6 +61,7 @@ async def pins(connection: Connection, *, open_for: timedelta = _LONG_TRANSACTIO
             who=f"process {row['pid']} ({row['who']})",
             what="an open transaction",
             way_out=f"end it, or: select pg_terminate_backend({row['pid']})",
+            bytes=0,
             seconds=row["seconds"],
         )
         for row in await connection.fetch(queries.oldest_transactions, open_for)
@@ -71,6 +72,7 @@ async def pins(connection: Connection, *, open_for: timedelta = _LONG_TRANSACTIO
             what="WAL kept for it" if row["active"] else "WAL kept for it, and nobody reads it",
             way_out="let its reader catch up, or drop the slot",
             bytes=row["bytes"],
+            seconds=0.0,
         )
         for row in await connection.fetch(queries.slots)
     ]

@@ -118,8 +118,8 @@ class PinView(Struct, frozen=True):
     who: str
     what: str
     way_out: str
-    bytes: int = 0
-    seconds: float = 0.0
+    bytes: int
+    seconds: float
 
 
 class SpaceView(Struct, frozen=True, kw_only=True, rename={"partitions": "leaves"}):
