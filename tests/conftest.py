@@ -4,6 +4,7 @@ One real Postgres for the whole run, a migrated template in it, and clones of th
 `TEST_POSTGRES_BIN` names the programs of another Postgres; by default it is the one we embed.
 """
 
+import asyncio
 import signal
 import socket
 import tempfile
@@ -140,7 +141,11 @@ async def connections(dsn: str) -> AsyncIterator[Callable[[], Any]]:
 
     yield connect
     for connection in opened:
-        await connection.close()
+        try:
+            async with asyncio.timeout(10):
+                await connection.close()
+        except TimeoutError:  # a failed test has left a statement on it
+            connection.terminate()
 
 
 @pytest.fixture

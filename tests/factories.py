@@ -12,8 +12,16 @@ from waiting import until
 from restante.database.pool import Connection, Database, Listener
 from restante.delivery import stage, store
 from restante.delivery.blobs.postgres import PostgresBlobs
-from restante.delivery.receive import ReceivePolicy, Receiver
-from restante.delivery.rules import Chunk, IncomingFile, Pace, Quota, Usage, bucket_of
+from restante.delivery.receive import Receiver
+from restante.delivery.rules import (
+    Chunk,
+    IncomingFile,
+    Pace,
+    Quota,
+    ReceivePolicy,
+    Usage,
+    bucket_of,
+)
 from restante.delivery.store import Answer, Batch, Reservation
 from restante.delivery.subject import DueUploads
 from restante.feed.rules import NewActivity

@@ -183,6 +183,8 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     unset, because compose files and unit files write it that way.
     """
     _refuse_unknown(environ)
+    for name in flags.keys() - set(Settings.__struct_fields__):
+        raise SettingsInvalid(f"{name} is not a setting of Restante.")
     try:
         settings = msgspec.convert(_given_values(environ, flags), Settings, strict=False)
     except msgspec.ValidationError as error:

@@ -10,7 +10,7 @@ import pytest
 from waiting import until
 
 from restante.database import locks
-from restante.database.pool import SCHEMA, Database, Tx, dedicated
+from restante.database.pool import SEARCH_PATH, Database, Tx, dedicated
 from restante.errors import CodeTooOld, DatabaseUnavailable, StatementTimedOut
 
 pytestmark = pytest.mark.anyio
@@ -244,7 +244,7 @@ async def test_every_connection_uses_our_schema_and_our_timeouts(dsn: str):
         dedicated(dsn, statement_timeout_seconds=7) as own,
     ):
         for connection in (pooled, own):
-            assert await connection.fetchval("show search_path") == SCHEMA
+            assert await connection.fetchval("show search_path") == SEARCH_PATH
             assert await connection.fetchval("show statement_timeout") == "7s"
             assert await connection.fetchval("show application_name") == "restante"
 

@@ -137,7 +137,7 @@ async def test_requests_before_the_first_read_of_the_sum_wait_for_it(
 
 
 class HeldAfterReading(Database):
-    """Keeps every reader waiting between its statement and the release of its connection."""
+    """Keeps one reader waiting between its statement and the release of its connection."""
 
     def __init__(self, db: Database) -> None:
         super().__init__(db._pool, acquire_timeout_seconds=5)
@@ -149,8 +149,9 @@ class HeldAfterReading(Database):
     async def connection(self) -> AsyncIterator[Connection]:
         async with super().connection() as connection:
             yield connection
-            self.is_held.set()
-            await self.may_go_on.wait()
+            if not self.is_held.is_set():
+                self.is_held.set()
+                await self.may_go_on.wait()
 
 
 async def test_a_commit_during_the_read_of_the_sum_is_not_forgotten(

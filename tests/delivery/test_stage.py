@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -14,7 +15,14 @@ from restante.delivery import fetch, stage
 from restante.delivery.blobs import WINDOW_CHUNKS
 from restante.delivery.rules import CHUNK_BYTES, MAX_FILE_BYTES, MIB, Quota
 from restante.delivery.stage import NewFile, staging
-from restante.errors import BadRequest, FileTooLarge, RestanteError, UploadMalformed, WorkspaceFull
+from restante.errors import (
+    BadRequest,
+    FileTooLarge,
+    RestanteError,
+    UploadMalformed,
+    WorkspaceFull,
+    WorkspaceUnknown,
+)
 from restante.ids import FileId, WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -234,3 +242,59 @@ async def test_a_rollback_that_raises_nothing_leaves_nothing_staged_and_no_reser
 
         assert not waiter.changed.is_set()
     assert await connection.fetchval("select count(*) from reservations") == 0
+
+
+@pytest.mark.parametrize("size", [10, 3 * MIB])
+async def test_a_transaction_that_outlives_the_block_is_refused_at_once(
+    parts: Parts, workspace_id: WorkspaceId, connection: Any, size: int
+):
+    """Nobody would know when to wake the readers, and the reservation belongs to it."""
+    files = [NewFile("a.bin", "text/plain", bytes(size))]
+    await connection.execute("set lock_timeout = '2s'")
+
+    async def outlive() -> None:
+        async with (
+            connection.transaction(),
+            stage.staging(parts.receiver, workspace_id, files, now=NOW) as incoming,
+        ):
+            await incoming.publish_in(connection, now=NOW)
+
+    with pytest.raises(BadRequest, match="End the transaction"):
+        await outlive()
+    assert await connection.fetchval("select count(*) from uploads") == 0
+
+
+async def test_files_are_published_once(parts: Parts, workspace_id: WorkspaceId):
+    files = [NewFile("a.bin", "text/plain", b"x")]
+
+    async with stage.staging(parts.receiver, workspace_id, files, now=NOW) as incoming:
+        await incoming.publish(now=NOW)
+        with pytest.raises(BadRequest, match="published before"):
+            await incoming.publish(now=NOW)
+
+    with pytest.raises(BadRequest, match="block has ended"):
+        await incoming.publish(now=NOW)
+
+
+@pytest.mark.parametrize("size", [10, 3 * MIB])
+async def test_an_unknown_workspace_is_named_as_such(parts: Parts, size: int):
+    file = NewFile("a.bin", "text/plain", bytes(size))
+
+    with pytest.raises(WorkspaceUnknown):
+        await stage.stage(parts.receiver, WorkspaceId(uuid4()), file, now=NOW)
+
+
+async def test_temporary_tables_of_the_application_are_not_written_to(
+    parts: Parts, workspace_id: WorkspaceId, connection: Any
+):
+    """Postgres searches them first unless told otherwise."""
+    files = [NewFile("a.bin", "text/plain", b"x")]
+
+    async with (
+        stage.staging(parts.receiver, workspace_id, files, now=NOW) as incoming,
+        connection.transaction(),
+    ):
+        await connection.execute("create temp table uploads (id int) on commit drop")
+        await incoming.publish_in(connection, now=NOW)
+
+    assert await connection.fetchval("select count(*) from restante.uploads") == 1

@@ -21,7 +21,7 @@ from factories import (
 
 from restante.database.pool import Connection, Database
 from restante.delivery import store
-from restante.delivery.rules import NOTHING, Quota, Usage
+from restante.delivery.rules import Quota, Usage
 from restante.delivery.store import ServerUsage
 from restante.ids import WorkspaceId
 
@@ -174,7 +174,7 @@ async def test_usage_of_a_workspace_and_of_the_server(
 
     assert await store.usage_of(connection, workspace_id) == Usage(10, 1)
     assert await store.usage_of(connection, other) == Usage(320, 2)
-    assert await store.usage_of(connection, WorkspaceId(uuid4())) == NOTHING
+    assert await store.usage_of(connection, WorkspaceId(uuid4())) is None
     assert await store.usage_of_server(connection) == ServerUsage(30, 2, 300, 1)
     assert await store.workspace_frees_at(connection, workspace_id) == NOW + DAY
     assert await store.server_frees_at(connection) == NOW + HOUR

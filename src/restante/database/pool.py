@@ -66,6 +66,8 @@ OLDEST_POSTGRES = 15
 
 # A schema of our own, so that Restante can share a database with an application.
 SCHEMA = "restante"
+# Temporary tables come last: without this they would be searched first.
+SEARCH_PATH = f"{SCHEMA}, pg_temp"
 
 _CLOSE_SECONDS = 1.0
 
@@ -207,6 +209,14 @@ async def transaction(connection: Connection, *, readonly: bool = False) -> Asyn
     await transaction.commit()
 
 
+def is_in_transaction(connection: Connection) -> bool:
+    """Whether a transaction is open on it; a connection that went back to its pool has none."""
+    try:
+        return connection.is_in_transaction()
+    except asyncpg.InterfaceError:
+        return False
+
+
 async def _roll_back(connection: Connection, transaction: "Transaction") -> None:
     """
     Roll back, or terminate the connection, which has the same effect.
@@ -239,7 +249,7 @@ def connection_options(statement_timeout_seconds: float) -> dict[str, Any]:
         "timeout": 10,
         "server_settings": {
             "application_name": "restante",
-            "search_path": SCHEMA,
+            "search_path": SEARCH_PATH,
             "statement_timeout": milliseconds,
             # A killed process's statement is cancelled, and its locks are released, within 2 s.
             "client_connection_check_interval": "2000",
@@ -309,8 +319,8 @@ def _translation(error: BaseException) -> RestanteError | None:
     match error:
         case asyncpg.QueryCanceledError() | TimeoutError():
             return StatementTimedOut(f"The database took too long: {reason(error)}.")
-        case _ if _means_busy(error):
-            return TableBusy(f"Another session holds a lock; try again: {reason(error)}.")
+        case _ if busy := _busy(error):
+            return busy
         case asyncpg.DiskFullError() | asyncpg.OutOfMemoryError():
             return DatabaseFull("The database has no space left; nothing was stored.")
         case _ if isinstance(error, _LOST):
@@ -321,11 +331,16 @@ def _translation(error: BaseException) -> RestanteError | None:
             return None
 
 
-def _means_busy(error: BaseException) -> bool:
+def _busy(error: BaseException) -> TableBusy | None:
     """A lock timeout, a deadlock, or a partition that was sealed between two statements."""
-    if isinstance(error, asyncpg.CheckViolationError):
-        return "no partition" in str(error) or '"sealed"' in str(error)
-    return isinstance(error, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError)
+    if isinstance(error, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
+        return TableBusy(f"Another session holds a lock; try again: {reason(error)}.")
+    text = str(error)
+    if isinstance(error, asyncpg.CheckViolationError) and (
+        "no partition" in text or '"sealed"' in text
+    ):
+        return TableBusy(f"There is no open partition for this time; try again: {reason(error)}.")
+    return None
 
 
 def _means_closed(error: BaseException) -> bool:

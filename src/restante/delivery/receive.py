@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from restante import wire
-from restante.database.pool import Connection, Database
+from restante.database.pool import Connection, Database, is_in_transaction, translated
 from restante.delivery import rules, store
 from restante.delivery.blobs import WINDOW_CHUNKS, Blobs
 from restante.delivery.rules import (
@@ -31,8 +31,7 @@ from restante.delivery.rules import (
     NOTHING,
     Chunk,
     IncomingFile,
-    Pace,
-    Quota,
+    ReceivePolicy,
     Usage,
 )
 from restante.errors import (
@@ -43,6 +42,7 @@ from restante.errors import (
     TooManyFiles,
     UploadMalformed,
     UploadTooSlow,
+    WorkspaceUnknown,
 )
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
@@ -55,27 +55,6 @@ _WINDOW_BYTES = WINDOW_CHUNKS * CHUNK_BYTES
 # workspaces is read at most this often, and each process adds what it has accepted since: alone it
 # never exceeds the server's quota, several together may by what they accept in this time.
 _USAGE_FRESH_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivePolicy:
-    """What the operator has set."""
-
-    ttl: timedelta
-    ttl_min: timedelta
-    ttl_max: timedelta
-    quota: Quota  # of each workspace
-    server_quota: Quota
-    answers_kept: timedelta
-    pace: Pace
-
-    def check_ttl(self, ttl: timedelta) -> None:
-        """Raise BadRequest for a TTL outside of the operator's limits."""
-        if not self.ttl_min <= ttl <= self.ttl_max:
-            raise BadRequest(
-                f"ttl_seconds is wrong: this server keeps files from "
-                f"{self.ttl_min.total_seconds():.0f} to {self.ttl_max.total_seconds():.0f} s."
-            )
 
 
 class Receiver:
@@ -135,10 +114,15 @@ class Receiver:
         finally:
             self._in_progress.discard(incoming)
             await self._end(incoming)
+        if incoming.is_undecided:
+            raise BadRequest("End the transaction before the block that stages its files ends.")
 
     async def _end(self, incoming: "Incoming") -> None:
         """After the commit: wake waiting readers, count, and log; without one, clean up."""
-        if incoming.has_joined_transaction:
+        incoming.is_closed = True
+        if incoming.is_undecided:
+            return  # its reservation is locked by the transaction, and goes with it
+        if incoming.joined:
             incoming.is_published = await self._is_committed(incoming)
         if not incoming.is_published:
             await incoming.abort()
@@ -208,11 +192,17 @@ class Incoming:
     reservation: UUID | None = None  # room in the workspace's quota, once chunks are written ahead
     reserved: Usage = NOTHING  # how much of `claimed` the database counts as reserved
     is_published: bool = False
-    has_joined_transaction: bool = False  # of the caller, who commits it or not
+    joined: Connection | None = None  # whose transaction the caller commits, or not
+    is_closed: bool = False
     open_file: IncomingFile | None = None  # the one that is arriving now
     _bucket: datetime | None = None
     _chunks: list[Chunk] = field(default_factory=list[Chunk])  # not written yet
     _writing: "asyncio.Task[None] | None" = None
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the files are part of a transaction of the caller that is still open."""
+        return self.joined is not None and is_in_transaction(self.joined)
 
     @property
     def file_ids(self) -> list[FileId]:
@@ -293,12 +283,13 @@ class Incoming:
         reservation = store.Reservation(
             uuid4(), self.workspace_id, bucket, self.claimed, self.room_until
         )
+        # Known before the statement ends: one that is cancelled may have been committed.
+        self.reservation = reservation.id
         async with self._receiver.db.connection() as connection:
             if not await store.reserve(connection, reservation, quota):
-                usage = await store.usage_of(connection, self.workspace_id)
-                frees_at = await store.workspace_frees_at(connection, self.workspace_id)
-                raise rules.workspace_full(usage, quota, frees_at, now=now)
-        self.reservation, self.reserved, self._bucket = reservation.id, self.claimed, bucket
+                self.reservation = None
+                raise await self._workspace_full(connection, now=now)
+        self.reserved, self._bucket = self.claimed, bucket
         return bucket
 
     async def publish(self, *, now: datetime, key: str | None = None) -> wire.UploadAnswer:
@@ -323,19 +314,22 @@ class Incoming:
 
         The connection may be the application's own; it must have a transaction open.
         """
-        if not connection.is_in_transaction():
+        if not is_in_transaction(connection):
             raise BadRequest("publish_in needs a connection with an open transaction.")
         batch, refusal = await self._batch(now=now, key=None), None
-        async with store.in_our_schema(connection):
-            if await store.publish(connection, batch) is None:
-                refusal = await self._refusal(connection, now=now)
+        with translated():
+            async with store.in_our_schema(connection):
+                if await store.publish(connection, batch) is None:
+                    refusal = await self._refusal(connection, now=now)
         if refusal:  # the transaction is intact, and the caller may go on with it
             raise refusal
-        self.has_joined_transaction = True
+        self.joined = connection
         return self.file_ids
 
     async def _batch(self, *, now: datetime, key: str | None) -> store.Batch:
         """What one statement publishes; waits until earlier chunks are written."""
+        if self.is_published or self.joined or self.is_closed:
+            raise BadRequest("These files were published before, or their block has ended.")
         if not self.files:
             raise UploadMalformed("The request holds no part named files.")
         if self._writing:
@@ -372,12 +366,18 @@ class Incoming:
 
     async def _refusal(self, connection: Connection, *, now: datetime) -> RestanteError:
         """Why nothing was published: there is no room, or the reservation has expired."""
-        quota = self._receiver.policy.quota
         usage = await store.usage_of(connection, self.workspace_id)
-        if usage.fits(quota, Usage(self.total_bytes, len(self.files))):
+        wanted = Usage(self.total_bytes, len(self.files))
+        if usage and usage.fits(self._receiver.policy.quota, wanted):
             return UploadTooSlow("The upload took longer than its room is reserved; send it again.")
+        return await self._workspace_full(connection, now=now)
+
+    async def _workspace_full(self, connection: Connection, *, now: datetime) -> RestanteError:
+        usage = await store.usage_of(connection, self.workspace_id)
+        if usage is None:
+            return WorkspaceUnknown()
         frees_at = await store.workspace_frees_at(connection, self.workspace_id)
-        return rules.workspace_full(usage, quota, frees_at, now=now)
+        return rules.workspace_full(usage, self._receiver.policy.quota, frees_at, now=now)
 
     def _answer(self) -> wire.UploadAnswer:
         files = [

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
-from restante.errors import QuotaTooSmall, RequestTooLarge, ServerFull, WorkspaceFull
+from restante.errors import BadRequest, QuotaTooSmall, RequestTooLarge, ServerFull, WorkspaceFull
 from restante.ids import FileId, WorkspaceId
 
 MIB = 1024 * 1024
@@ -251,3 +251,24 @@ def _facts(
         "frees_at": frees_at.isoformat() if frees_at else None,
         "retry_after_seconds": seconds,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivePolicy:
+    """What the operator has set."""
+
+    ttl: timedelta
+    ttl_min: timedelta
+    ttl_max: timedelta
+    quota: Quota  # of each workspace
+    server_quota: Quota
+    answers_kept: timedelta
+    pace: Pace
+
+    def check_ttl(self, ttl: timedelta) -> None:
+        """Raise BadRequest for a TTL outside of the operator's limits."""
+        if not self.ttl_min <= ttl <= self.ttl_max:
+            raise BadRequest(
+                f"ttl_seconds is wrong: this server keeps files from "
+                f"{self.ttl_min.total_seconds():.0f} to {self.ttl_max.total_seconds():.0f} s."
+            )

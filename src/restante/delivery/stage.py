@@ -45,7 +45,7 @@ async def staging(
     receiver: Receiver, workspace_id: WorkspaceId, files: Sequence[NewFile], *, now: datetime
 ) -> AsyncIterator[Incoming]:
     """
-    The same as part of the caller's own transaction, which begins and ends inside.
+    The same as part of the caller's own transaction, which begins and must end inside.
 
         async with staging(receiver, workspace_id, files, now=now) as incoming:
             async with connection.transaction():

@@ -8,10 +8,9 @@ from uuid import UUID
 
 from restante import wire
 from restante.database import sql
-from restante.database.pool import SCHEMA, Connection, transaction
+from restante.database.pool import SEARCH_PATH, Connection, transaction
 from restante.delivery import rules
 from restante.delivery.rules import (
-    NOTHING,
     UPLOAD_METHOD,
     Chunk,
     IncomingFile,
@@ -118,7 +117,7 @@ async def in_our_schema(connection: Connection) -> AsyncIterator[None]:
     files must be synced, so `synchronous_commit = off` is turned on for the transaction.
     """
     before = await connection.fetchval(queries.current_search_path)
-    await connection.execute(queries.enter_schema, SCHEMA)
+    await connection.execute(queries.enter_schema, SEARCH_PATH)
     yield
     await connection.execute(queries.leave_schema, before)
 
@@ -186,10 +185,10 @@ async def delete_expired_answers(connection: Connection, *, now: datetime, limit
     return await connection.fetchval(queries.delete_expired_answers, now, limit)
 
 
-async def usage_of(connection: Connection, workspace_id: WorkspaceId) -> Usage:
-    """The unacknowledged and reserved bytes and files of one workspace."""
+async def usage_of(connection: Connection, workspace_id: WorkspaceId) -> Usage | None:
+    """The unacknowledged and reserved bytes and files of one workspace; None if it is unknown."""
     row = await connection.fetchrow(queries.usage_of_workspace, workspace_id)
-    return Usage(**row) if row else NOTHING
+    return Usage(**row) if row else None
 
 
 @dataclass(frozen=True, slots=True)

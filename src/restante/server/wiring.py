@@ -18,8 +18,8 @@ from restante.database.pool import Database, Listener
 from restante.database.rules import Phase
 from restante.delivery.admin import UploadAdmin
 from restante.delivery.blobs.postgres import PostgresBlobs
-from restante.delivery.receive import ReceivePolicy, Receiver
-from restante.delivery.rules import Pace, Quota
+from restante.delivery.receive import Receiver
+from restante.delivery.rules import Pace, Quota, ReceivePolicy
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
 from restante.feed.rates import Rate
 from restante.feed.service import Feed
