@@ -114,15 +114,15 @@ class Receiver:
         finally:
             self._in_progress.discard(incoming)
             await self._end(incoming)
-        if incoming.is_undecided:
+        if incoming.joined and incoming.is_undecided:
             raise BadRequest("End the transaction before the block that stages its files ends.")
 
     async def _end(self, incoming: "Incoming") -> None:
         """After the commit: wake waiting readers, count, and log; without one, clean up."""
         incoming.is_closed = True
-        if incoming.is_undecided:
-            return  # its reservation is locked by the transaction, and goes with it
         if incoming.joined:
+            if incoming.is_undecided:
+                return  # its reservation is locked by the transaction, and goes with it
             incoming.is_published = await self._is_committed(incoming)
         if not incoming.is_published:
             await incoming.abort()
