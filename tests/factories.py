@@ -1,7 +1,10 @@
 """Workspaces, files and what publishes them: valid unless a test says otherwise."""
 
+import asyncio
 import hashlib
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -175,3 +178,21 @@ async def sweep_uploads(
     while batch := +Counter(await subject.delete_due(connection, now=now)):
         swept += batch
     return swept
+
+
+class HeldDatabase(Database):
+    """Holds one caller between its statement and the release of its connection."""
+
+    def __init__(self, db: Database) -> None:
+        super().__init__(db._pool, acquire_timeout_seconds=5)
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.is_held = asyncio.Event()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        async with super().connection() as connection:
+            yield connection
+            if not self.is_held.is_set():
+                self.is_held.set()
+                await self.may_go_on.wait()

@@ -6,7 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from factories import NOW, ROOMY, Counters, Parts, counters, make_parts
+from factories import NOW, ROOMY, Counters, HeldDatabase, Parts, counters, make_parts
+from waiting import until
 
 from restante import wire
 from restante.database.pool import Database
@@ -140,6 +141,28 @@ async def test_a_cancelled_request_releases_its_reservation(
 
     sending = asyncio.create_task(send())
     await arrived.wait()
+    sending.cancel()
+    await asyncio.wait({sending})
+
+    assert sending.cancelled()
+    assert await counters(connection, workspace_id) == Counters()
+
+
+async def test_a_request_that_is_cancelled_while_it_reserves_releases_its_reservation(
+    db: Database, connection: Any, workspace_id: WorkspaceId
+):
+    """The statement may have been committed before its caller has seen the result."""
+    held = HeldDatabase(db)
+    receiver = make_parts(held).receiver
+
+    async def send() -> None:
+        async with receiver.receive(workspace_id, 5 * MIB, now=NOW) as incoming:
+            held.is_held.clear()
+            held.may_go_on.clear()
+            await write_files(incoming, bytes(3 * MIB))
+
+    sending = asyncio.create_task(send())
+    await until(lambda: count(connection, "reservations"))
     sending.cancel()
     await asyncio.wait({sending})
 

@@ -1,8 +1,7 @@
 """The server's quota: one process never accepts more, however many requests arrive at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from factories import (
     DAY,
     NOW,
     Content,
+    HeldDatabase,
     Parts,
     make_parts,
     make_reservation,
@@ -136,29 +136,11 @@ async def test_requests_before_the_first_read_of_the_sum_wait_for_it(
     assert accepted == [False] * 20
 
 
-class HeldAfterReading(Database):
-    """Keeps one reader waiting between its statement and the release of its connection."""
-
-    def __init__(self, db: Database) -> None:
-        super().__init__(db._pool, acquire_timeout_seconds=5)
-        self.may_go_on = asyncio.Event()
-        self.may_go_on.set()
-        self.is_held = asyncio.Event()
-
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        async with super().connection() as connection:
-            yield connection
-            if not self.is_held.is_set():
-                self.is_held.set()
-                await self.may_go_on.wait()
-
-
 async def test_a_commit_during_the_read_of_the_sum_is_not_forgotten(
     db: Database, connection: Any, workspace_id: WorkspaceId
 ):
     """The sum is from before the commit, and the request has ended when the sum arrives."""
-    held = HeldAfterReading(db)
+    held = HeldDatabase(db)
     receiver = always_reading(held)
     async with receiver.receive(workspace_id, 500, now=NOW) as incoming:
         await write_file(incoming, bytes(500))

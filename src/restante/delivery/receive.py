@@ -112,8 +112,10 @@ class Receiver:
         try:
             yield incoming
         finally:
-            self._in_progress.discard(incoming)
-            await self._end(incoming)
+            try:
+                await self._end(incoming)
+            finally:  # for a moment it may be counted twice, never not at all
+                self._in_progress.discard(incoming)
         if incoming.joined and incoming.is_undecided:
             raise BadRequest("End the transaction before the block that stages its files ends.")
 
@@ -122,7 +124,7 @@ class Receiver:
         incoming.is_closed = True
         if incoming.joined:
             if incoming.is_undecided:
-                return  # its reservation is locked by the transaction, and goes with it
+                return  # the transaction locks the reservation; after a rollback it expires
             incoming.is_published = await self._is_committed(incoming)
         if not incoming.is_published:
             await incoming.abort()
