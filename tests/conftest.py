@@ -17,14 +17,14 @@ from typing import Any
 import asyncpg
 import pytest
 from cluster import cloned, shared_cluster
-from factories import NOW
+from factories import ROWS_FROM
 from hypothesis import HealthCheck, settings as hypothesis_settings
 from processes import Server
 from sites import Site, SiteFactory, running_site, settings_for
 
 from restante.database import partitions
 from restante.database.pool import SCHEMA, Database, Tx
-from restante.database.spans import Span, floor
+from restante.database.spans import Span
 from restante.delivery.subject import CHUNKS
 from restante.feed.subject import FEED
 
@@ -114,11 +114,10 @@ async def db(dsn: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def db_with_partitions(db: Database) -> Database:
-    """The same, with partitions for the rows of these tests, even at a full hour."""
-    start = floor(NOW, timedelta(hours=1))
+    """The same, with partitions for rows up to five minutes older than NOW, even at a full hour."""
     async with db.transaction() as tx:
         for table in (CHUNKS, FEED):
-            await partitions.create(tx, table, Span(start, start + timedelta(days=1)))
+            await partitions.create(tx, table, Span(ROWS_FROM, ROWS_FROM + timedelta(days=1)))
     return db
 
 

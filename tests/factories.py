@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 from waiting import until
 
 from restante.database.pool import Connection, Database, Listener
+from restante.database.spans import floor
 from restante.delivery import stage, store
 from restante.delivery.blobs.postgres import PostgresBlobs
 from restante.delivery.receive import Receiver
@@ -34,9 +35,11 @@ from restante.workspaces import store as workspaces
 from restante.workspaces.rules import Details
 
 # The partitions lie around the real time, because the ids of feed rows do.
-NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
+NOW = datetime.now(UTC)
+# Where the first of them begins: a row of a minute ago has one, also just after a full hour.
+ROWS_FROM = floor(NOW - timedelta(minutes=5), HOUR)
 ROOMY = Quota(max_bytes=10**9, max_files=10_000)
 
 

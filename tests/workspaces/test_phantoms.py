@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import structlog
-from factories import DAY, make_message, make_workspace, until_blocked
+from factories import DAY, ROWS_FROM, make_message, make_workspace, until_blocked
 from sweeps import make_partition, put_back_rows
 
 from restante.database.pool import Connection, Database
@@ -72,11 +72,7 @@ async def test_a_busy_and_silent_workspace_is_reset_once(connection: Any):
 async def test_a_workspace_with_a_recent_row_in_its_feed_is_not_reset(
     connection: Any, ago: timedelta, is_reset: bool
 ):
-    now = datetime.now(UTC)
-    covered = now.replace(minute=0, second=0, microsecond=0) - 2 * DAY
-    await make_partition(
-        connection, FEED, covered, now.replace(minute=0, second=0, microsecond=0) - covered
-    )
+    await make_partition(connection, FEED, ROWS_FROM - 2 * DAY, 2 * DAY)
     workspace_id = await make_busy(connection)
     await append(connection, workspace_id, ago)
 
