@@ -14,6 +14,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
+from restante.errors import BadRequest, TooManyConnections
 from restante.server.connections import Connections, Place
 from restante.server.websocket_limits import BoundedWebSocket
 from restante.workspaces.concurrency import PLACE
@@ -46,12 +47,12 @@ def _answer(status: str, sentence: str, code: str, *headers: str) -> bytes:
 
 
 _TOO_LONG = _answer(
-    "431 Request Header Fields Too Large", "The head of the request is too long.", "bad_request"
+    "431 Request Header Fields Too Large", "The head of the request is too long.", BadRequest.code
 )
 _REFUSED = _answer(
     "503 Service Unavailable",
     "The server has too many open connections. Try again in a moment.",
-    "too_many_connections",
+    TooManyConnections.code,
     "Retry-After: 1",
 )
 
