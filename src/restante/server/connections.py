@@ -119,11 +119,12 @@ class Connections:
 class Place:
     """One open connection."""
 
-    __slots__ = ("_connections", "_is_authenticated", "network", "refused_for")
+    __slots__ = ("_connections", "_is_authenticated", "_is_open", "network", "refused_for")
 
     def __init__(self, connections: Connections, network: str) -> None:
         self._connections = connections
         self._is_authenticated = False
+        self._is_open = True
         self.network = network
         self.refused_for: str | None = None
 
@@ -134,13 +135,15 @@ class Place:
             self._connections.changed(-1, self.network)
 
     def request_ended(self) -> None:
-        if self._is_authenticated:
+        """It may end after its connection."""
+        if self._is_authenticated and self._is_open:
             self._is_authenticated = False
             self._connections.changed(+1, self.network)
 
     def leave(self) -> None:
-        """It was closed; its request may still be running."""
-        self.authenticated()  # it no longer counts for its address
+        """It was closed."""
+        self.authenticated()  # so that it no longer counts for its address
+        self._is_open = False
         self._connections.left()
 
 
