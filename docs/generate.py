@@ -158,6 +158,11 @@ ADVICE = {
     "too_many_messages": Advice(
         "The caller must slow down and retry later.", "Wait for `Retry-After`."
     ),
+    "too_many_connections": Advice(
+        "See `molecule_connections_refused_total` for which limit it was. Find out who opens so "
+        "many, or raise `RESTANTE_MAX_CONNECTIONS` or `RESTANTE_MAX_CONNECTIONS_PER_ADDRESS`.",
+        "Wait for `Retry-After`, and reuse connections.",
+    ),
     "too_many_at_once": Advice(
         "The caller must wait for its other requests to end.", "Let other requests end first."
     ),

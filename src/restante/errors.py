@@ -189,8 +189,14 @@ class ServerFull(RestanteError):
     code = "server_full"
 
 
+class TooManyConnections(RestanteError):
+    """The server, or the caller's address, has reached its limit of open connections."""
+
+    code = "too_many_connections"
+
+
 class TooManyAtOnce(RestanteError):
-    """The workspace has reached its limit of concurrent requests of this kind."""
+    """The workspace has reached its limit of concurrent requests, or of those of this kind."""
 
     code = "too_many_at_once"
 

@@ -72,6 +72,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     statement_timeout_seconds: Annotated[
         float, Meta(gt=0, le=3600, description="Maximum time for one SQL statement.")
     ] = 30.0
+    max_connections: Annotated[
+        int, Meta(ge=16, le=1_000_000, description="Maximum open connections of this process.")
+    ] = 10_000
+    max_connections_per_address: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Maximum open connections from one address on which no authenticated "
+            "request runs; 0: no limit.",
+        ),
+    ] = 1000
+    max_requests_per_workspace: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Maximum requests of one workspace at once, waiting polls, event streams "
+            "and WebSockets included.",
+        ),
+    ] = 256
+    send_timeout_seconds: Annotated[
+        float,
+        Meta(gt=0, le=3600, description="A client that takes no byte for so long is cut off."),
+    ] = 30.0
     shutdown_grace_seconds: Annotated[
         float, Meta(ge=0, le=300, description="How long open requests may continue after SIGTERM.")
     ] = 2.0

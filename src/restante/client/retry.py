@@ -15,6 +15,7 @@ _RETRYABLE = (
     errors.StatementTimedOut,
     errors.TableBusy,
     errors.TooManyAtOnce,
+    errors.TooManyConnections,
     errors.TooManyMessages,
 )
 

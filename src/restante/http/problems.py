@@ -32,6 +32,7 @@ STATUS: Mapping[type[RestanteError], int] = {
     errors.StatementTimedOut: 503,
     errors.TableBusy: 503,
     errors.TooManyAtOnce: 429,
+    errors.TooManyConnections: 503,
     errors.TooManyFiles: 400,
     errors.TooManyMessages: 429,
     errors.UploadGone: 404,
@@ -76,6 +77,8 @@ def _headers(error: RestanteError) -> dict[str, str]:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, errors.RangeNotSatisfiable):
         headers["Content-Range"] = f"bytes */{error.facts['size']}"
+    if isinstance(error, errors.TooManyAtOnce):
+        headers["Connection"] = "close"
     if "retry_after_seconds" in error.facts:
         headers["Retry-After"] = str(error.facts["retry_after_seconds"])
     return headers

@@ -13,6 +13,8 @@ from restante.wire import SpaceView, UploadStates
 
 PASS_OUTCOMES = ("ok", "error", "deadline")
 SWEEP_OUTCOMES = ("acked", "expired", "error")
+CONNECTION_REFUSALS = ("total", "address", "workspace")
+CUT_OFFS = ("slow_reader", "slow_request", "long_request", "noisy_watcher")
 UPLOAD_STATES = UploadStates.__struct_fields__
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -34,6 +36,7 @@ class Metrics:
         for_all, for_operator = _Page(namespace), _Page(namespace)
         self.registry, self.operator_registry = for_all.registry, for_operator.registry
         self.requests = RequestMetrics(for_all)
+        self.connections = ConnectionMetrics(for_all)
         self.loops = LoopMetrics(for_all)
         self.sweep = SweepMetrics(for_all, subjects)
         self.space = SpaceMetrics(for_all, subjects)
@@ -78,6 +81,28 @@ class RequestMetrics:
         for status in statuses:
             self.answered.labels(method, path, status)
         self.seconds.labels(method, path)
+
+
+class ConnectionMetrics:
+    """Open connections, and those that were refused or cut off."""
+
+    def __init__(self, page: _Page) -> None:
+        self.open = page.gauge("connections_open", "Connections that are open now.")
+        self.limit = page.gauge("connections_limit", "How many connections may be open.")
+        self.refused = page.counter(
+            "connections_refused_total",
+            "Connections and requests refused because too many were open, by limit.",
+            ["limit"],
+        )
+        for limit in CONNECTION_REFUSALS:
+            self.refused.labels(limit)
+        self.cut_off = page.counter(
+            "connections_cut_off_total",
+            "Connections that the server ended because of what the client did, by reason.",
+            ["reason"],
+        )
+        for reason in CUT_OFFS:
+            self.cut_off.labels(reason)
 
 
 class LoopMetrics:

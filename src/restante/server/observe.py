@@ -56,8 +56,13 @@ class ObservedApp(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[TRANSPORT] = getattr(getattr(send, "__self__", None), "transport", None)
-        if scope["type"] != "http":
-            return await super().__call__(scope, receive, send)
+        with self.state.concurrency.counted(scope):
+            if scope["type"] == "http":
+                await self._observe(scope, receive, send)
+            else:
+                await super().__call__(scope, receive, send)
+
+    async def _observe(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         answer = _Answer(send, given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8))
         started = time.monotonic()

@@ -34,12 +34,14 @@ from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep
 from restante.server import admin_token, app, logs
 from restante.server.app import Services
+from restante.server.connections import ConnectionLimits, Connections, raise_open_files
 from restante.server.health import Readiness
 from restante.server.listener import HttpServer, address_of, is_loopback, listen
 from restante.server.loops import Loop, Loops
 from restante.server.metrics import Metrics
 from restante.settings import Settings
 from restante.workspaces.auth import Access
+from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.phantoms import reset_phantoms
 from restante.workspaces.push import Push
 from restante.workspaces.registry import Registry
@@ -69,13 +71,39 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
     with listening, suppress(asyncio.CancelledError):
         async with application(settings) as (web, token_file):
             ready = Ready(address_of(listening, settings.host), token_file)
-            http = HttpServer(
-                web,
-                grace_seconds=settings.shutdown_grace_seconds,
-                on_ready=lambda: announce(ready),
-            )
+            http = http_server(settings, web, on_ready=lambda: announce(ready))
             stop.on_signal = partial(_stop_serving, http, web)
             await http.serve(sockets=[listening])
+
+
+def http_server(settings: Settings, web: Starlette, *, on_ready: Callable[[], None]) -> HttpServer:
+    """What serves the application on a socket."""
+    return HttpServer(
+        web,
+        web.state.connections,
+        send_timeout_seconds=settings.send_timeout_seconds,
+        grace_seconds=settings.shutdown_grace_seconds,
+        on_ready=on_ready,
+    )
+
+
+def _connection_limits(settings: Settings) -> ConnectionLimits:
+    """The configured limits, as far as this process may open files."""
+    wanted = ConnectionLimits(
+        settings.max_connections,
+        settings.max_connections_per_address,
+        settings.max_requests_per_workspace,
+    )
+    open_files = raise_open_files()
+    limits = wanted.within(open_files, pool_size=settings.pool_size)
+    if limits.total < wanted.total:
+        log.warning(
+            "open_files_too_few",
+            open_files=open_files,
+            max_connections=settings.max_connections,
+            accepted=limits.total,
+        )
+    return limits
 
 
 def _stop_serving(http: HttpServer, web: Starlette) -> None:
@@ -258,11 +286,18 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
 ) -> Services:
     access = Access(db, admin_token=admin_token)
     receiver = receiver_of(settings, db, wakeups)
+    metrics = Metrics(settings.metrics_namespace, subjects)
+    limits = _connection_limits(settings)
     return Services(
-        metrics=Metrics(settings.metrics_namespace, subjects),
+        metrics=metrics,
+        connections=Connections(limits, metrics.connections),
         readiness=Readiness(db, migrate.shipped()),
         db=db,
         access=access,
+        concurrency=Concurrency(
+            limits.per_workspace,
+            on_refusal=metrics.connections.refused.labels("workspace").inc,
+        ),
         registry=Registry(
             db,
             access,

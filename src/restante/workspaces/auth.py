@@ -10,6 +10,7 @@ from restante.database.pool import Database
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId, as_uuid
 from restante.workspaces import store
+from restante.workspaces.concurrency import ACCOUNT, Account
 from restante.workspaces.rules import Workspace, token_hash, token_matches
 
 _REFUSED = "Send the token of this workspace as `Authorization: Bearer <token>`."
@@ -45,6 +46,11 @@ def access(request: HTTPConnection) -> Access:
     return request.app.state.access
 
 
+def account(request: HTTPConnection) -> Account:
+    """What the request is charged to, once it is known who sent it."""
+    return request.scope[ACCOUNT]
+
+
 def bearer(request: HTTPConnection) -> str | None:
     """The bearer token, if one was sent."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -61,7 +67,10 @@ def workspace_id(request: HTTPConnection) -> WorkspaceId:
 
 def is_admin(request: HTTPConnection) -> bool:
     """Whether the operator is calling."""
-    return access(request).is_admin(bearer(request))
+    if not access(request).is_admin(bearer(request)):
+        return False
+    account(request).trust()
+    return True
 
 
 def admin(request: HTTPConnection) -> None:
@@ -72,20 +81,29 @@ def admin(request: HTTPConnection) -> None:
 
 async def owner(request: HTTPConnection) -> Workspace:
     """The workspace, if it is calling itself; the same refusal whether it exists or not."""
-    wanted, token = workspace_id(request), bearer(request)
+    return await owner_of(request, workspace_id(request))
+
+
+async def owner_of(
+    request: HTTPConnection, wanted: WorkspaceId, *, otherwise: str = _REFUSED
+) -> Workspace:
+    """The same for a workspace that the body names."""
+    token = bearer(request)
     found = await access(request).find(wanted) if token else None
     if token is None or found is None or not token_matches(found, token):
-        raise NotAuthenticated(_REFUSED)
+        raise NotAuthenticated(otherwise)
+    account(request).charge(found.id)
     return found
 
 
 async def owner_or_admin(request: HTTPConnection) -> Workspace:
     """The workspace, if it or the operator is calling; only the operator learns what is missing."""
-    checks, token, wanted = access(request), bearer(request), workspace_id(request)
-    found = await checks.find(wanted) if token else None
+    token, wanted = bearer(request), workspace_id(request)
+    found = await access(request).find(wanted) if token else None
     if token and found and token_matches(found, token):
+        account(request).charge(found.id)
         return found
-    if not checks.is_admin(token):
+    if not is_admin(request):
         raise NotAuthenticated(_REFUSED)
     if found is None:
         raise WorkspaceUnknown
@@ -109,6 +127,7 @@ async def sender(request: HTTPConnection) -> tuple[UUID | None, Workspace]:
             "Send your own workspace's token as `Authorization: Bearer <token>`; "
             f"{wire.CALLER_ID}, if sent, must be its id."
         )
+    account(request).charge(caller.id)
     found = await access(request).find(wanted)
     if found is None:
         raise WorkspaceUnknown
