@@ -2,19 +2,26 @@
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from restante.server.lingering import LingeringHttp
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEAD_SECONDS = 30.0
 
-_TOO_LONG = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: 69\r\n\r\n"
-    b'{"error":"The head of the request is too long.","code":"bad_request"}'
-)
+# All headers about the upgrade to a WebSocket; they are parsed slowly.
+MAX_UPGRADE_BYTES = 4096
 
 
-class BoundedHttp(HttpToolsProtocol):
+def _refusal(status: str, sentence: str) -> bytes:
+    body = f'{{"error":"{sentence}","code":"bad_request"}}'
+    head = f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}"
+    return f"HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}".encode()
+
+
+_TOO_LONG = _refusal("431 Request Header Fields Too Large", "The head of the request is too long.")
+_NO_WEBSOCKET = _refusal("400 Bad Request", "This head cannot begin a WebSocket.")
+
+
+class BoundedHttp(LingeringHttp):
     """Uvicorn's protocol, which by itself accepts a head of any length."""
 
     _head_bytes = 0
@@ -40,7 +47,22 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.write(_TOO_LONG)
-                self.transport.close()
+                self.linger()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Refuse a head that the WebSocket protocol would not answer, or would parse too slowly."""
+        parsed = [
+            value for name, value in self.headers if name.startswith((b"sec-websocket", b"conn"))
+        ]
+        if sum(map(len, parsed)) > MAX_UPGRADE_BYTES:
+            self.transport.write(_TOO_LONG)
+            self.transport.close()
+            return
+        super().handle_websocket_upgrade()
+        upgraded = self.transport.get_protocol()
+        if not getattr(upgraded, "handshake_initiated", True):
+            self.transport.write(_NO_WEBSOCKET)
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
