@@ -18,6 +18,7 @@ def _refusal(status: str, sentence: str) -> bytes:
 
 
 _TOO_LONG = _refusal("431 Request Header Fields Too Large", "The head of the request is too long.")
+_MALFORMED = _refusal("400 Bad Request", "The request is not valid HTTP.")
 _NO_WEBSOCKET = _refusal("400 Bad Request", "This head cannot begin a WebSocket.")
 
 
@@ -46,8 +47,15 @@ class BoundedHttp(LingeringHttp):
         if self._in_head and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self.transport.write(_TOO_LONG)
-                self.linger()
+                self._refuse(_TOO_LONG)
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
+        self._refuse(_MALFORMED)
+
+    def _refuse(self, answer: bytes) -> None:
+        if not self.is_lingering:
+            self.transport.write(answer)
+            self.linger()
 
     def handle_websocket_upgrade(self) -> None:
         """Refuse a head that the WebSocket protocol would not answer, or would parse too slowly."""
@@ -55,8 +63,7 @@ class BoundedHttp(LingeringHttp):
             value for name, value in self.headers if name.startswith((b"sec-websocket", b"conn"))
         ]
         if sum(map(len, parsed)) > MAX_UPGRADE_BYTES:
-            self.transport.write(_TOO_LONG)
-            self.transport.close()
+            self._refuse(_TOO_LONG)
             return
         super().handle_websocket_upgrade()
         upgraded = self.transport.get_protocol()

@@ -32,6 +32,9 @@ class LingeringHttp(HttpToolsProtocol):
             self._lingering = self.loop.call_later(MAX_LINGER_SECONDS, self.transport.abort)
             self.transport.write_eof()
             self.flow.resume_reading()
+            if self.cycle and not self.cycle.response_complete:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
 
     def on_headers_complete(self) -> None:
         before = self.cycle
