@@ -16,9 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import uvloop
-from sites import running_site, settings_for
+from callers import Answer, request_head, wire_to
+from sites import ADMIN_TOKEN, running_site, settings_for
 
 from restante.server import logs
 
@@ -30,6 +32,17 @@ class Measured(NamedTuple):
 
     stall_ms: float  # the most CPU time that the loop used between two of its beats
     resident_kib: int
+
+
+class Workspace(NamedTuple):
+    """A workspace that is registered there."""
+
+    id: str
+    token: str
+
+    @property
+    def path(self) -> str:
+        return f"/workspaces/{self.id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,19 @@ class Watched:
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return Measured(*json.loads(self._process.stdout.readline()))
+
+    async def ask(self, method: str, path: str, *, token: str = "", body: bytes = b"") -> Answer:
+        """One plain request and its whole answer."""
+        async with wire_to(self.url) as wire:
+            await wire.send(request_head(method, path, token=token, length=len(body)) + body)
+            return await wire.answer()
+
+    async def register(self) -> Workspace:
+        """A new workspace."""
+        card = {"id": str(uuid4()), "delivery_mode": "poll", "agent_card": {"name": "x"}}
+        body = json.dumps(card).encode()
+        answer = await self.ask("POST", "/registry/register", token=ADMIN_TOKEN, body=body)
+        return Workspace(card["id"], answer.json["auth_token"])
 
 
 @contextmanager
