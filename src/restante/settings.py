@@ -152,6 +152,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "this speed.",
         ),
     ] = 16_384
+    json_idle_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="Longest pause in the middle of a JSON body.")
+    ] = 10.0
+    json_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="Maximum time for a JSON body to arrive.")
+    ] = 30.0
     bucket_seconds: Annotated[
         int, Meta(ge=1, le=86_400, description="Time range of one bucket of file contents.")
     ] = 3600

@@ -52,7 +52,7 @@ async def test_broken_json_is_refused_everywhere(caller: Caller, nothing_stored:
     for route in JSON_ROUTES:
         for body in bodies:
             answer = await send_json(caller, route, body)
-            assert_refused(answer)
+            assert_refused(answer, 400, 413)
 
 
 async def test_json_that_is_nested_too_deep_is_refused(caller: Caller):

@@ -44,7 +44,6 @@ from restante.errors import (
     WorkspaceUnknown,
     WorkspaceUnreachable,
 )
-from restante.http.bodies import refused
 from restante.http.operations import operation, query_of
 from restante.http.problems import json_response
 from restante.ids import FileId, as_uuid
@@ -122,7 +121,7 @@ async def upload(request: Request) -> Response:
         answer = await _receive(request, workspace)
     except RestanteError as refusal:
         relay.log_refusal(workspace, refusal)
-        return await refused(request, refusal, max_bytes=multipart.MAX_BODY_BYTES)
+        raise
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 

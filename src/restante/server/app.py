@@ -19,6 +19,7 @@ from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.http import problems
+from restante.http.operations import JsonPace
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
 from restante.server import admin, docs, health
@@ -52,6 +53,7 @@ class Services:
     connections: Connections
     readiness: Readiness
     db: Database
+    json_pace: JsonPace
     access: Access
     concurrency: Concurrency
     registry: Registry

@@ -11,16 +11,19 @@ import socket
 from contextlib import suppress
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from restante.errors import BadRequest, TooManyConnections
 from restante.server.connections import Connections, Place
+from restante.server.lingering import LingeringHttp
 from restante.server.websocket_limits import BoundedWebSocket
 from restante.workspaces.concurrency import PLACE
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEAD_SECONDS = 30.0
+
+# All headers about the upgrade to a WebSocket; they are parsed slowly.
+MAX_UPGRADE_BYTES = 4096
 
 # Bytes in the kernel that were not sent yet; without a limit it takes megabytes for each client.
 # Bytes that are on their way do not count, so long fast lines are not slowed down.
@@ -32,6 +35,7 @@ _BODY_PIECE = 16 * 1024
 _MAX_HELD_BYTES = 1024 * 1024
 
 _REFUSED_SECONDS = 2.0
+_MAX_BYTES_AFTER_REFUSAL = 1024 * 1024
 
 
 def _answer(status: str, sentence: str, code: str, *headers: str) -> bytes:
@@ -49,6 +53,7 @@ def _answer(status: str, sentence: str, code: str, *headers: str) -> bytes:
 _TOO_LONG = _answer(
     "431 Request Header Fields Too Large", "The head of the request is too long.", BadRequest.code
 )
+_MALFORMED = _answer("400 Bad Request", "The request is not valid HTTP.", BadRequest.code)
 _REFUSED = _answer(
     "503 Service Unavailable",
     "The server has too many open connections. Try again in a moment.",
@@ -57,7 +62,7 @@ _REFUSED = _answer(
 )
 
 
-class BoundedHttp(HttpToolsProtocol):
+class BoundedHttp(LingeringHttp):
     """Uvicorn's protocol, which by itself accepts heads and trailers of any length."""
 
     def __init__(self, *args: Any, connections: Connections, **options: Any) -> None:
@@ -86,19 +91,26 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.is_lingering:
+            super().data_received(data)
+            return
         if self._place and self._place.refused_for:
             # Only now: an answer to a client that still sends its request may never be read.
-            self.transport.write(_REFUSED)
-            self.transport.close()
+            self._refuse(_REFUSED)
             return
         rest = memoryview(self._held + data if self._held else data)
         self._held = b""
-        while rest and not self._is_upgraded and not self.transport.is_closing():
+        while rest and not self._is_over:
             if self.pipeline:
                 self._hold(bytes(rest))
                 return
             rest = self._parse_piece(rest)
         self._limit_time()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether this protocol has nothing more to parse."""
+        return self._is_upgraded or self.is_lingering or self.transport.is_closing()
 
     def _parse_piece(self, rest: memoryview) -> memoryview:
         size = _HEAD_PIECE if self._is_in_head else _BODY_PIECE
@@ -118,6 +130,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.is_lingering:
+            return
         if self.pipeline:
             self.flow.pause_reading()
         elif self._held:
@@ -152,9 +166,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._is_answering:
             self.transport.abort()  # a pipelined request; its answer would be mixed with another
             return
-        longest = max(len(name) + len(value) + 4 for name, value in self.headers)
-        line = max(longest, len(self.url) + 32)
-        if len(self.headers) > MAX_NUM_HEADERS or line > MAX_LINE_LENGTH:
+        if _is_too_long_to_upgrade(self.url, self.headers):
             self._cut_off("long_request")
             return
         self._is_upgraded = True
@@ -163,20 +175,25 @@ class BoundedHttp(HttpToolsProtocol):
         assert isinstance(upgraded, BoundedWebSocket)  # noqa: S101 - as the listener has configured
         upgraded.take_place(self._place)
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
         if self._is_answering:
             self.transport.abort()
         else:
-            super().send_400_response(msg)
+            self._refuse(_MALFORMED)
+
+    def _refuse(self, answer: bytes) -> None:
+        if not self.is_lingering:
+            self.transport.write(answer)
+            self.linger(max_seconds=_REFUSED_SECONDS, max_bytes=_MAX_BYTES_AFTER_REFUSAL)
 
     @property
     def _is_answering(self) -> bool:
         """Whether a handler is at work, or has requests to do."""
-        return self.cycle is not None and not self.cycle.response_complete
+        return bool(self.cycle) and not self.cycle.response_complete
 
     def _limit_time(self) -> None:
         """Uvicorn's keep-alive timeout ends with the first byte, even with that of a blank line."""
-        if not self._is_answering and not self._is_upgraded:
+        if not self._is_answering and not self._is_over:
             self._begin_timer(MAX_HEAD_SECONDS)
 
     def _begin_timer(self, seconds: float) -> None:
@@ -195,15 +212,27 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _cut_off(self, reason: str) -> None:
         """Answer if nothing else is being answered, and close."""
-        if self.transport.is_closing():
+        if self._is_over:
             return
         self._connections.metrics.cut_off.labels(reason).inc()
         if self._is_answering:
             self.transport.abort()
-            return
-        if self._is_in_head:
-            self.transport.write(_TOO_LONG)
-        self.transport.close()
+        elif self._is_in_head:
+            self._refuse(_TOO_LONG)
+        else:
+            self.transport.close()
+
+
+def _is_too_long_to_upgrade(url: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
+    line = max(len(url) + 32, *(len(name) + len(value) + 4 for name, value in headers))
+    about_upgrade = [
+        value for name, value in headers if name.startswith((b"sec-websocket", b"conn"))
+    ]
+    return (
+        len(headers) > MAX_NUM_HEADERS
+        or line > MAX_LINE_LENGTH
+        or sum(map(len, about_upgrade)) > MAX_UPGRADE_BYTES
+    )
 
 
 def _limit_unsent(transport: asyncio.Transport) -> None:

@@ -5,6 +5,7 @@ import re
 import secrets
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from starlette.applications import Starlette
@@ -31,6 +32,7 @@ class _Answer:
 
     raw_send: Send
     request_id: str
+    transport: Any  # None if the server does not show it
     status: int = CLIENT_CLOSED_REQUEST
     has_begun: bool = False
 
@@ -38,7 +40,10 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.has_begun = True
             self.status = message["status"]
-            MutableHeaders(scope=message)["X-Request-ID"] = self.request_id
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self.request_id
+            if getattr(self.transport, "body_is_due", False):
+                headers["Connection"] = "close"  # the rest of the body is no next request
         await self.raw_send(message)
 
 
@@ -64,7 +69,8 @@ class ObservedApp(Starlette):
 
     async def _observe(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
-        answer = _Answer(send, given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8))
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        answer = _Answer(send, request_id, scope[TRANSPORT])
         started = time.monotonic()
         with structlog.contextvars.bound_contextvars(request_id=answer.request_id):
             try:

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 # `tcpi_bytes_acked` in Linux's `struct tcp_info`.
 _BYTES_ACKED = struct.Struct("120x Q")
 
+# A client that takes less within the timeout is not slow: it keeps a connection from being closed.
+_MIN_BYTES = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
@@ -43,7 +46,8 @@ class SendTimeouts:
 
     def _seen(self, transport: asyncio.Transport, now: float) -> _Sent:
         progress, before = _progress(transport), self._waiting.get(transport)
-        return before if before and before.progress == progress else _Sent(progress, now)
+        is_stuck = before is not None and abs(progress - before.progress) < _MIN_BYTES
+        return before if before and is_stuck else _Sent(progress, now)
 
 
 def _progress(transport: asyncio.Transport) -> int:

@@ -26,6 +26,7 @@ from restante.feed.service import Feed
 from restante.feed.subject import FeedPartitions
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
+from restante.http.operations import JsonPace
 from restante.postgres import DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep
 from restante.retention.space import SpaceAccount, SpaceSamples
@@ -293,6 +294,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         connections=Connections(limits, metrics.connections),
         readiness=Readiness(db, migrate.shipped()),
         db=db,
+        json_pace=JsonPace(settings.json_idle_seconds, settings.json_seconds),
         access=access,
         concurrency=Concurrency(
             limits.per_workspace,

@@ -112,7 +112,7 @@ def ingest_url(url: str) -> str:
 
 def clean_label(text: str) -> str:
     """One line of printable text of bounded length that can be stored as UTF-8."""
-    return printable(text).encode("utf-8", "replace").decode()[:MAX_LABEL]
+    return printable(text[:MAX_LABEL]).encode("utf-8", "replace").decode()
 
 
 def new_token() -> str:
