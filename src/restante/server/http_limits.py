@@ -71,6 +71,7 @@ class BoundedHttp(LingeringHttp):
         self._place: Place | None = None
         self._is_in_head = True
         self._is_upgraded = False
+        self._is_broken = False  # what follows the request that is being answered is not HTTP
         self._body_bytes = 0  # of the request that is arriving
         self._other_bytes = 0
         self._held = b""  # received and not parsed yet
@@ -96,7 +97,8 @@ class BoundedHttp(LingeringHttp):
             return
         if self._place and self._place.refused_for:
             # Only now: an answer to a client that still sends its request may never be read.
-            self._refuse(_REFUSED)
+            self.transport.write(_REFUSED)
+            self.linger(max_seconds=_REFUSED_SECONDS, max_bytes=_MAX_BYTES_AFTER_REFUSAL)
             return
         rest = memoryview(self._held + data if self._held else data)
         self._held = b""
@@ -110,7 +112,9 @@ class BoundedHttp(LingeringHttp):
     @property
     def _is_over(self) -> bool:
         """Whether this protocol has nothing more to parse."""
-        return self._is_upgraded or self.is_lingering or self.transport.is_closing()
+        return (
+            self._is_upgraded or self._is_broken or self.is_lingering or self.transport.is_closing()
+        )
 
     def _parse_piece(self, rest: memoryview) -> memoryview:
         size = _HEAD_PIECE if self._is_in_head else _BODY_PIECE
@@ -176,7 +180,10 @@ class BoundedHttp(LingeringHttp):
         upgraded.take_place(self._place)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
-        if self._is_answering:
+        if self._is_answering and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+            self._is_broken = True
+        elif self._is_answering and self.cycle.response_started:
             self.transport.abort()
         else:
             self._refuse(_MALFORMED)
@@ -184,7 +191,7 @@ class BoundedHttp(LingeringHttp):
     def _refuse(self, answer: bytes) -> None:
         if not self.is_lingering:
             self.transport.write(answer)
-            self.linger(max_seconds=_REFUSED_SECONDS, max_bytes=_MAX_BYTES_AFTER_REFUSAL)
+            self.linger()
 
     @property
     def _is_answering(self) -> bool:

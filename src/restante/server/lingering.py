@@ -26,13 +26,13 @@ class LingeringHttp(HttpToolsProtocol):
     def is_lingering(self) -> bool:
         return self._lingering is not None
 
-    def linger(
-        self, *, max_seconds: float = MAX_LINGER_SECONDS, max_bytes: int = MAX_LINGER_BYTES
-    ) -> None:
+    def linger(self, *, max_seconds: float | None = None, max_bytes: int | None = None) -> None:
         """Nothing more will be sent: close when the client does, or after a while."""
         if not self.is_lingering and not self.transport.is_closing():
-            self._bytes_left = max_bytes
-            self._lingering = self.loop.call_later(max_seconds, self.transport.abort)
+            self._bytes_left = max_bytes or MAX_LINGER_BYTES
+            self._lingering = self.loop.call_later(
+                max_seconds or MAX_LINGER_SECONDS, self.transport.abort
+            )
             self.transport.write_eof()
             self.flow.resume_reading()
             if self.cycle and not self.cycle.response_complete:
