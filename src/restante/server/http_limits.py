@@ -172,7 +172,7 @@ class BoundedHttp(HttpToolsProtocol):
     @property
     def _is_answering(self) -> bool:
         """Whether a handler is at work, or has requests to do."""
-        return self.cycle is not None and not self.cycle.response_complete
+        return bool(self.cycle) and not self.cycle.response_complete
 
     def _limit_time(self) -> None:
         """Uvicorn's keep-alive timeout ends with the first byte, even with that of a blank line."""
