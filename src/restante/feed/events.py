@@ -173,6 +173,7 @@ def _abort(connection: HTTPConnection) -> bool:
         workspace=connection.path_params["workspace_id"],
         way=connection.scope["type"],
     )
+    connection.app.state.metrics.connections.cut_off.labels("slow_reader").inc()
     transport = connection.scope.get(TRANSPORT)
     if transport is not None:
         transport.abort()
