@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import uvloop
-from callers import Answer, request_head, wire_to
+from callers import FORM, Answer, Part, form, request_head, wire_to
 from sites import ADMIN_TOKEN, running_site, settings_for
 
 from restante.server import logs
@@ -39,6 +39,7 @@ class Workspace(NamedTuple):
 
     id: str
     token: str
+    file_id: str = ""
 
     @property
     def path(self) -> str:
@@ -72,6 +73,16 @@ class Watched:
         body = json.dumps(card).encode()
         answer = await self.ask("POST", "/registry/register", token=ADMIN_TOKEN, body=body)
         return Workspace(card["id"], answer.json["auth_token"])
+
+    async def with_file(self, workspace: Workspace, content: bytes) -> Workspace:
+        """The workspace, with a file that waits for it."""
+        body, lines = form(Part(content)), [f"Content-Type: {FORM}"]
+        path = workspace.path + "/chat/uploads"
+        head = request_head("POST", path, token=workspace.token, length=len(body), lines=lines)
+        async with wire_to(self.url) as wire:
+            await wire.send(head + body)
+            answer = await wire.answer()
+        return workspace._replace(file_id=answer.json["files"][0]["uri"].rpartition("/")[2])
 
 
 @contextmanager

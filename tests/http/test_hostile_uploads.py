@@ -121,6 +121,8 @@ async def test_a_content_type_that_is_not_a_form_is_refused(caller: Caller, noth
         "application/x-www-form-urlencoded",
         "multipart/form-data/; boundary=" + BOUNDARY,
         ";" * 100,
+        f"multipart/form-data; boundary={BOUNDARY}; a=" + "x" * 500,
+        'multipart/form-data; a="' + ";" * 8000,  # takes quadratic time to parse
     ):
         answer = await caller.send(form(Part()), {"Content-Type": content_type})
         assert_refused(answer)
@@ -160,6 +162,22 @@ async def test_odd_part_headers_are_refused(caller: Caller, nothing_stored: None
         [DISPOSITION, *[b"X: y"] * 10_000],
     ):
         assert_refused(await caller.upload(Part(b"hello", headers=headers)))
+
+
+async def test_part_headers_that_are_not_utf8_are_refused_in_plain_words(
+    caller: Caller, nothing_stored: None
+):
+    for headers in (
+        [b'Content-Disposition: form-data; name="files"; filename="caf\xe9.txt"'],
+        [DISPOSITION, b"Content-Type: text/\xff\xfe"],
+        [DISPOSITION, b"X-\xe9: y"],
+    ):
+        answer = await caller.upload(Part(b"hello", headers=headers))
+
+        assert_refused(answer)
+        assert answer.json["error"] == (
+            "The headers of a part, such as its file name, must be UTF-8."
+        )
 
 
 async def test_ten_thousand_parts_are_refused(caller: Caller, nothing_stored: None):
