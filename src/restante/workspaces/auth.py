@@ -1,7 +1,6 @@
 """Who is calling, and may they act for this workspace."""
 
 import hmac
-from contextlib import AbstractAsyncContextManager, nullcontext
 from uuid import UUID
 
 from starlette.requests import HTTPConnection
@@ -11,7 +10,7 @@ from restante.database.pool import Database
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId, as_uuid
 from restante.workspaces import store
-from restante.workspaces.concurrency import ACCOUNT, Account, Turns
+from restante.workspaces.concurrency import ACCOUNT, Account
 from restante.workspaces.rules import Workspace, token_hash, token_matches
 
 # Longer ones are not hashed; ours have 43 characters, and the operator chooses the admin's.
@@ -27,16 +26,11 @@ class Access:
     def __init__(self, db: Database, *, admin_token: str) -> None:
         self._db = db
         self._admin_token = admin_token.encode()
-        self._turns = Turns()
 
     def is_admin(self, token: str | None) -> bool:
         """Whether the token is the operator's, compared in constant time."""
         given = (token or "").encode("utf-8", "surrogateescape")
         return bool(given) and hmac.compare_digest(self._admin_token, given)
-
-    def turn(self, token: str) -> AbstractAsyncContextManager[None]:
-        """Wait for a turn to look this token up; the operator need not wait."""
-        return nullcontext() if self.is_admin(token) else self._turns.turn(token)
 
     async def find(self, workspace_id: WorkspaceId) -> Workspace | None:
         """The workspace, unless it was removed."""
@@ -101,7 +95,7 @@ async def owner_of(
 ) -> Workspace:
     """The same for a workspace that the body names."""
     token = bearer(request)
-    found = await _find(request, wanted, token) if token else None
+    found = await access(request).find(wanted) if token else None
     if token is None or found is None or not token_matches(found, token):
         raise NotAuthenticated(otherwise)
     account(request).charge(found.id)
@@ -111,7 +105,7 @@ async def owner_of(
 async def owner_or_admin(request: HTTPConnection) -> Workspace:
     """The workspace, if it or the operator is calling; only the operator learns what is missing."""
     token, wanted = bearer(request), workspace_id(request)
-    found = await _find(request, wanted, token) if token else None
+    found = await access(request).find(wanted) if token else None
     if token and found and token_matches(found, token):
         account(request).charge(found.id)
         return found
@@ -120,18 +114,6 @@ async def owner_or_admin(request: HTTPConnection) -> Workspace:
     if found is None:
         raise WorkspaceUnknown
     return found
-
-
-async def _find(request: HTTPConnection, wanted: WorkspaceId, token: str) -> Workspace | None:
-    checks = access(request)
-    async with checks.turn(token):
-        return await checks.find(wanted)
-
-
-async def _find_by_token(request: HTTPConnection, token: str) -> Workspace | None:
-    checks = access(request)
-    async with checks.turn(token):
-        return await checks.find_by_token(token)
 
 
 async def sender(request: HTTPConnection) -> tuple[UUID | None, Workspace]:
@@ -144,7 +126,7 @@ async def sender(request: HTTPConnection) -> tuple[UUID | None, Workspace]:
     if is_admin(request):
         return None, await owner_or_admin(request)
     token = bearer(request)
-    caller = await _find_by_token(request, token) if token else None
+    caller = await access(request).find_by_token(token) if token else None
     claimed = request.headers.get(wire.CALLER_ID)
     if caller is None or (claimed is not None and as_uuid(claimed) != caller.id):
         raise NotAuthenticated(

@@ -5,12 +5,10 @@ A request is charged when it is authenticated: to the workspace whose token it c
 that it only names.  So no workspace can use up the requests of another, or of the operator.
 """
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
 
 from restante.errors import TooManyAtOnce
 from restante.ids import WorkspaceId
@@ -20,8 +18,6 @@ ACCOUNT = "restante.account"
 PLACE = "restante.place"
 
 _RETRY_AFTER_SECONDS = 1
-_TURNS_AT_ONCE = 4
-_TURN_SECONDS = 5.0
 
 
 class Place(Protocol):
@@ -62,37 +58,6 @@ class Concurrency:
         self._running[workspace_id] -= 1
         if not self._running[workspace_id]:
             del self._running[workspace_id]
-
-
-class Turns:
-    """
-    Lets in a few requests with the same token at a time; the others wait, in order.
-
-    Every request begins with a look-up of its token.  Without turns, a thousand requests of one
-    workspace would stand before everybody else's in the queue for a database connection.
-    """
-
-    def __init__(self) -> None:
-        self._by_token: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    @asynccontextmanager
-    async def turn(self, token: str) -> AsyncIterator[None]:
-        """Raises TooManyAtOnce if it takes too long."""
-        turns = self._by_token.get(token)
-        if turns is None:
-            turns = self._by_token[token] = asyncio.Semaphore(_TURNS_AT_ONCE)
-        try:
-            async with asyncio.timeout(_TURN_SECONDS):
-                await turns.acquire()
-        except TimeoutError as error:
-            raise TooManyAtOnce(
-                "Too many requests with this token wait for the database; send fewer at once.",
-                retry_after_seconds=_RETRY_AFTER_SECONDS,
-            ) from error
-        try:
-            yield
-        finally:
-            turns.release()
 
 
 class Account:
