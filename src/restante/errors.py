@@ -113,7 +113,7 @@ class MigrationFailed(RestanteError):
 
 
 class NotReady(RestanteError):
-    """The database does not answer, or a migration has not run yet."""
+    """The database does not answer, accepts no writes, or a migration has not run yet."""
 
     code = "not_ready"
 

@@ -11,7 +11,12 @@ from waiting import until
 
 from restante.database import locks
 from restante.database.pool import SEARCH_PATH, Database, Tx, dedicated
-from restante.errors import CodeTooOld, DatabaseUnavailable, StatementTimedOut
+from restante.errors import (
+    CodeTooOld,
+    DatabaseReadOnly,
+    DatabaseUnavailable,
+    StatementTimedOut,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -222,7 +227,7 @@ async def test_a_cancelled_transaction_is_rolled_back_and_its_connection_is_rele
 
 
 async def test_a_read_only_transaction_cannot_write(db: Database):
-    with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+    with pytest.raises(DatabaseReadOnly):
         async with db.transaction(readonly=True) as tx:
             await tx.execute("create table letters (id int)")
 

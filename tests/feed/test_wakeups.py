@@ -10,7 +10,8 @@ from uuid import uuid4
 import pytest
 import structlog
 
-from restante.database.pool import Database, Listener
+from restante.database.listener import Listener
+from restante.database.pool import Database
 from restante.errors import DatabaseUnavailable, TooManyAtOnce
 from restante.feed.rules import NewActivity
 from restante.feed.service import Feed, Query

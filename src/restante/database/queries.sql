@@ -107,3 +107,26 @@ select pg_advisory_unlock(hashtextextended('restante.' || $1, 0));
 
 -- name: notify
 select pg_notify($1, $2) from (select set_config('synchronous_commit', 'off', true)) as unsynced;
+
+-- name: backend_pid
+select pg_backend_pid();
+
+-- name: accepts_writes
+-- False on a standby, and where transactions are read-only by default.
+select current_setting('transaction_read_only') = 'off';
+
+-- name: end_lost_backend
+-- Whether what a lost connection had begun is decided.  A backend that still works on it is left alone:
+-- it notices by itself that its client is gone.  One that waits for its client is ended, because the
+-- statement may still be on its way.  A pooler may have given it to another client; that one has
+-- nothing of ours left.  A standby cannot tell: it may not have received the commit yet.
+with lost as (
+    select pid, state from pg_stat_activity
+     where pid = $1
+       and pid <> pg_backend_pid()
+       and datname = current_database()
+       and usename = session_user
+       and (state = 'active' or not $2)
+)
+select not pg_is_in_recovery() and not exists (select from lost) as is_over,
+       (select pg_terminate_backend(pid) from lost where state is distinct from 'active') as ended;

@@ -14,7 +14,8 @@ import structlog
 from starlette.applications import Starlette
 
 from restante.database import migrate
-from restante.database.pool import Database, Listener
+from restante.database.listener import Listener
+from restante.database.pool import Database
 from restante.database.rules import Phase
 from restante.delivery.admin import UploadAdmin
 from restante.delivery.blobs.postgres import PostgresBlobs
