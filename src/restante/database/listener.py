@@ -38,37 +38,33 @@ class Listener:
         self, channel: str, on_payload: Callable[[str], None]
     ) -> AsyncIterator[asyncio.Event]:
         """Call `on_payload` for each notification; the event is set when none would come."""
-        lost = asyncio.Event()
+        lost, heard = asyncio.Event(), asyncio.Event()
 
         def on_notification(_connection: object, _pid: int, _channel: str, payload: object) -> None:
             on_payload(str(payload))
 
+        def on_life(*_: object) -> None:
+            heard.set()
+
         async with dedicated(self._dsn, statement_timeout_seconds=30) as connection:
             connection.add_termination_listener(lambda _: lost.set())
             await connection.add_listener(channel, on_notification)
+            await connection.add_listener(self._life_channel, on_life)
             self._heard_at = time.monotonic()
-            checking = asyncio.create_task(self._check_until_silent(connection, lost))
+            checking = asyncio.create_task(self._check_until_silent(connection, heard))
+            checking.add_done_callback(lambda _: lost.set())
             try:
                 yield lost
             finally:
                 checking.cancel()
                 await asyncio.gather(checking, return_exceptions=True)
 
-    async def _check_until_silent(self, connection: Session, lost: asyncio.Event) -> None:
-        """Set the event when a notification to ourselves does not come back in time."""
-        heard = asyncio.Event()
-
-        def on_notification(*_: object) -> None:
-            heard.set()
-
-        try:
-            await connection.add_listener(self._life_channel, on_notification)
-            while True:
-                await asyncio.sleep(self._check_seconds)
-                heard.clear()
-                async with asyncio.timeout(self._check_seconds):
-                    await connection.execute(queries.notify, self._life_channel, "")
-                    await heard.wait()
-                self._heard_at = time.monotonic()
-        finally:
-            lost.set()
+    async def _check_until_silent(self, connection: Session, heard: asyncio.Event) -> None:
+        """Send notifications to ourselves; raises when one does not come back in time."""
+        while True:
+            await asyncio.sleep(self._check_seconds)
+            heard.clear()
+            async with asyncio.timeout(self._check_seconds):
+                await connection.execute(queries.notify, self._life_channel, "")
+                await heard.wait()
+            self._heard_at = time.monotonic()

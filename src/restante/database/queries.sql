@@ -6,17 +6,20 @@ create schema restante;
 
 -- name: prepare
 -- Where migrations are recorded.  Created before the first of them, so it cannot be one itself.
-create table if not exists schema_migrations (
+create table if not exists restante.schema_migrations (
     number     integer     not null primary key,
     name       text        not null,
     checksum   text        not null,
     applied_at timestamptz not null default clock_timestamp()
 );
-create table if not exists schema_compatibility (
+create table if not exists restante.schema_compatibility (
     only_row    boolean not null primary key default true check (only_row),
     oldest_code integer not null
 );
-insert into schema_compatibility (oldest_code) values (0) on conflict do nothing;
+insert into restante.schema_compatibility (oldest_code) values (0) on conflict do nothing;
+
+-- name: current_schema
+select current_schema();
 
 -- name: is_prepared
 select to_regclass('restante.schema_compatibility') is not null;

@@ -104,6 +104,10 @@ class Wakeups:
             raise
         self.grew(workspace_id)
 
+    def silent_seconds(self) -> float:
+        """Time since notifications of other processes were last known to arrive."""
+        return self._listener.silent_seconds()
+
     def stop(self) -> None:
         """Wake everyone: waiting requests answer with what there is."""
         self.stopping = True
@@ -149,7 +153,7 @@ class Wakeups:
                 async with self._listener.listening(CHANNEL, self._on_notification) as lost:
                     self._wake(*self._waiters)
                     await lost.wait()
-                log.warning("listening_failed", reason="The connection was lost.")
+                log.warning("listening_failed", reason="The connection was lost or is silent.")
             except RestanteError as error:
                 log.warning("listening_failed", reason=str(error))
             except Exception:

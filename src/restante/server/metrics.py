@@ -34,6 +34,10 @@ class Metrics:
         for_all, for_operator = _Page(namespace), _Page(namespace)
         self.registry, self.operator_registry = for_all.registry, for_operator.registry
         self.requests = RequestMetrics(for_all)
+        self.listening_silent_seconds = for_all.gauge(
+            "listening_silent_seconds",
+            "Time since the connection for notifications of other servers last showed life.",
+        )
         self.loops = LoopMetrics(for_all)
         self.sweep = SweepMetrics(for_all, subjects)
         self.space = SpaceMetrics(for_all, subjects)

@@ -259,8 +259,10 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
 ) -> Services:
     access = Access(db, admin_token=admin_token)
     receiver = receiver_of(settings, db, wakeups)
+    metrics = Metrics(settings.metrics_namespace, subjects)
+    metrics.listening_silent_seconds.set_function(wakeups.silent_seconds)
     return Services(
-        metrics=Metrics(settings.metrics_namespace, subjects),
+        metrics=metrics,
         readiness=Readiness(db, migrate.shipped()),
         db=db,
         access=access,
