@@ -174,7 +174,7 @@ async def test_a_write_whose_reply_is_lost_is_answered_as_done(
     request = await write.ask(caller)
     caught = link.catch(write.statement, after=write.after)
 
-    asking = asyncio.create_task(request())
+    asking = asyncio.ensure_future(request())
     line = await sent(asking, caught)
     await line.replied.wait()
     line.cut()
@@ -191,7 +191,7 @@ async def begun(link: Link, caller: Caller) -> "tuple[asyncio.Task[Answer], Line
     return asking, await sent(asking, caught)
 
 
-async def sent(asking: "asyncio.Task[Answer]", caught: "asyncio.Future[Line]") -> Line:
+async def sent(asking: "asyncio.Future[Answer]", caught: "asyncio.Future[Line]") -> Line:
     """The line with the statement of a request."""
     await asyncio.wait({asking, caught}, return_when=asyncio.FIRST_COMPLETED)
     assert caught.done(), f"answered without the statement: {asking.result()}"
@@ -306,7 +306,11 @@ def is_cancelled(http: HttpServer) -> bool:
 
 async def notifications(observer: Any) -> "asyncio.Queue[str]":
     received = asyncio.Queue[str]()
-    await observer.add_listener(CHANNEL, lambda *event: received.put_nowait(event[-1]))
+
+    def on_notification(_connection: object, _pid: int, _channel: str, payload: str) -> None:
+        received.put_nowait(payload)
+
+    await observer.add_listener(CHANNEL, on_notification)
     return received
 
 
