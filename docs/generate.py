@@ -72,6 +72,24 @@ ADVICE = {
         "Callers may retry.",
         "Retry.",
     ),
+    "database_read_only": Advice(
+        "Wait for the failover to end, or point `RESTANTE_DATABASE_URL` to the primary. The server "
+        "recovers by itself. Callers may retry.",
+        "Retry after `Retry-After`. Nothing was stored.",
+    ),
+    "database_forbidden": Advice(
+        "Grant the right that the sentence names, or make the role the owner of the schema "
+        "`restante`.",
+        "Tell the operator. Nothing was stored.",
+    ),
+    "pooler_unusable": Advice(
+        "Use session mode (`pool_mode = session` in PgBouncer), or connect without the pooler."
+    ),
+    "outcome_unknown": Advice(
+        "Check the database and the network to it. Callers may retry.",
+        "Repeat the request with the same `Idempotency-Key`: what was stored is not stored twice. "
+        "Without a key, look first whether it was done.",
+    ),
     "statement_timed_out": Advice("Look for locks and load. Callers may retry.", "Retry."),
     "table_busy": Advice(
         "Callers may retry, and a background pass (`pass_failed` with this code in the log) "

@@ -12,7 +12,8 @@ from uuid import UUID, uuid4
 
 from waiting import until
 
-from restante.database.pool import Connection, Database, Listener
+from restante.database.listener import Listener
+from restante.database.pool import Connection, Database
 from restante.database.spans import floor
 from restante.delivery import stage, store
 from restante.delivery.blobs.postgres import PostgresBlobs

@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from restante.database import migrate
-from restante.database.pool import Database, Listener
+from restante.database.listener import Listener
+from restante.database.pool import Database
 from restante.database.rules import Phase
 from restante.delivery.blobs import Blobs
 from restante.delivery.receive import Receiver

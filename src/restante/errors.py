@@ -58,6 +58,30 @@ class DatabaseUnavailable(RestanteError):
     code = "database_unavailable"
 
 
+class DatabaseReadOnly(RestanteError):
+    """The database accepts no writes now: a standby, a failover, or set read-only."""
+
+    code = "database_read_only"
+
+
+class DatabaseForbidden(RestanteError):
+    """The database role lacks a right that Restante needs."""
+
+    code = "database_forbidden"
+
+
+class PoolerUnusable(RestanteError):
+    """A connection pooler in front of the database does not keep sessions apart."""
+
+    code = "pooler_unusable"
+
+
+class OutcomeUnknown(RestanteError):
+    """The database did not confirm a commit, and whether it was made could not be found out."""
+
+    code = "outcome_unknown"
+
+
 class DatabaseTooOld(RestanteError):
     """The database server is older than Postgres 15."""
 
@@ -89,7 +113,7 @@ class MigrationFailed(RestanteError):
 
 
 class NotReady(RestanteError):
-    """The database does not answer, or a migration has not run yet."""
+    """The database does not answer, accepts no writes, or a migration has not run yet."""
 
     code = "not_ready"
 

@@ -4,12 +4,14 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from restante.database.pool import Database
+from restante.database.outcomes import decided
+from restante.database.pool import Connection, Database
 from restante.delivery import store
 from restante.delivery.fetch import GONE
 from restante.errors import UploadGone
+from restante.feed import store as feed
 from restante.feed.wakeups import Wakeups
-from restante.ids import FileId, WorkspaceId
+from restante.ids import FileId, WorkspaceId, new_activity_id
 
 log = structlog.get_logger()
 
@@ -23,8 +25,11 @@ async def acknowledge(
     False if the sweep deleted the upload in the same moment.  Raises UploadGone if there is nothing
     to acknowledge.
     """
-    async with db.connection() as connection:
-        acked = await store.acknowledge(connection, workspace_id, file_id, now=now)
+
+    async def commit(connection: Connection) -> store.Acknowledged | None:
+        return await store.acknowledge(connection, workspace_id, file_id, now=now)
+
+    acked = await decided(db, commit, commit)
     if acked is None:
         raise UploadGone(GONE)
     if acked.is_first:
@@ -48,15 +53,24 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
     """
     async with db.connection() as connection:
         found = await store.get_acked(connection, workspace_id, file_id)
-        if found is None or not await store.reopen(
+    if found is None:
+        raise UploadGone(GONE)
+    row_id = new_activity_id(now)
+
+    async def commit(connection: Connection) -> int:
+        if not await store.reopen(
             connection,
             found,
+            row_id=row_id,
             now=now,
             acked_since=now - ack_retention,
             expires_at=now + ack_retention,
         ):
             raise UploadGone(GONE)
-    wakeups.grew(workspace_id)
+        return True
+
+    with wakeups.growing(workspace_id):
+        await decided(db, commit, lambda c: feed.seq_of(c, workspace_id, row_id))
     _log("upload_reopened", workspace_id, file_id, found.size, found.name)
 
 

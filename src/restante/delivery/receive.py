@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from restante import wire
+from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database, is_in_transaction, translated
 from restante.delivery import rules, store
 from restante.delivery.blobs import WINDOW_CHUNKS, Blobs
@@ -38,12 +39,14 @@ from restante.errors import (
     BadRequest,
     FileTooLarge,
     KeyReused,
+    OutcomeUnknown,
     RestanteError,
     TooManyFiles,
     UploadMalformed,
     UploadTooSlow,
     WorkspaceUnknown,
 )
+from restante.feed import store as feed
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
 
@@ -125,7 +128,10 @@ class Receiver:
         if incoming.joined:
             if incoming.is_undecided:
                 return  # the transaction locks the reservation; after a rollback it expires
-            incoming.is_published = await self._is_committed(incoming)
+            await self._look_up(incoming)
+        if incoming.is_unknown:  # without a commit, the reservation expires
+            self._wakeups.grew(incoming.workspace_id)
+            return
         if not incoming.is_published:
             await incoming.abort()
             return
@@ -143,13 +149,16 @@ class Receiver:
                 name=file.name,
             )
 
-    async def _is_committed(self, incoming: "Incoming") -> bool:
+    async def _look_up(self, incoming: "Incoming") -> None:
         """Whether the caller's transaction, which has ended by now, was committed."""
-        with suppress(RestanteError):
+        file_id = incoming.files[0].file_id
+        try:
             async with self.db.connection() as connection:
-                file_id = incoming.files[0].file_id
-                return bool(await store.created_at(connection, incoming.workspace_id, file_id))
-        return False
+                found = await store.created_at(connection, incoming.workspace_id, file_id)
+        except RestanteError:
+            incoming.is_unknown = True
+        else:
+            incoming.is_published = found is not None
 
     async def check_server(self, extra: Usage, *, now: datetime) -> None:
         """Raise ServerFull unless the server has room for that much more."""
@@ -194,6 +203,7 @@ class Incoming:
     reservation: UUID | None = None  # room in the workspace's quota, once chunks are written ahead
     reserved: Usage = NOTHING  # how much of `claimed` the database counts as reserved
     is_published: bool = False
+    is_unknown: bool = False  # the database did not say whether they were published
     joined: Connection | None = None  # whose transaction the caller commits, or not
     is_closed: bool = False
     open_file: IncomingFile | None = None  # the one that is arriving now
@@ -299,12 +309,22 @@ class Incoming:
         Make the files visible in one synced commit; returns the answer for the sender.
 
         With an idempotency key that was used before, that is the first answer, and nothing is
-        stored.  Raises KeyReused, WorkspaceFull, or UploadTooSlow if the reservation has expired.
+        stored.  Raises KeyReused, WorkspaceFull, UploadTooSlow if the reservation has expired, or
+        OutcomeUnknown.
         """
         batch = await self._batch(now=now, key=key)
-        async with self._receiver.db.connection() as connection:
-            publish = store.publish_with_key if key else store.publish
-            self.is_published = await publish(connection, batch) is not None
+        publish = store.publish_with_key if key else store.publish
+        last = batch.activity_ids[-1]
+        try:
+            seq = await decided(
+                self._receiver.db,
+                lambda connection: publish(connection, batch),
+                lambda connection: feed.seq_of(connection, self.workspace_id, last),
+            )
+        except OutcomeUnknown:
+            self.is_unknown = True
+            raise
+        self.is_published = seq is not None
         if self.is_published:
             return self._answer()
         await self.abort()

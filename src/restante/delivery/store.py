@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from restante.delivery.rules import (
     Usage,
 )
 from restante.feed.rules import RECEIVED
-from restante.ids import FileId, WorkspaceId, new_activity_id
+from restante.ids import ActivityId, FileId, WorkspaceId, new_activity_id
 
 queries = sql.load("restante.delivery")
 
@@ -51,6 +51,11 @@ class Batch:
     quota: Quota
     reservation: UUID | None = None
     answer: Answer | None = None
+    activity_ids: Sequence[ActivityId] = field(init=False)  # known before the commit
+
+    def __post_init__(self) -> None:
+        ids = [new_activity_id(self.created_at) for _ in self.files]
+        object.__setattr__(self, "activity_ids", ids)
 
 
 async def publish(connection: Connection, batch: Batch) -> int | None:
@@ -87,7 +92,7 @@ async def publish(connection: Connection, batch: Batch) -> int | None:
         RECEIVED,
         UPLOAD_METHOD,
         "ok",
-        [new_activity_id(batch.created_at) for _ in files],
+        batch.activity_ids,
         [f"{UPLOAD_METHOD}: {file.name}" for file in files],
         [rules.announcement(batch.workspace_id, file) for file in files],
     )
@@ -289,10 +294,11 @@ async def get_acked(
     return Upload(**row) if row else None
 
 
-async def reopen(
+async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its caller
     connection: Connection,
     upload: Upload,
     *,
+    row_id: ActivityId,
     now: datetime,
     acked_since: datetime,
     expires_at: datetime,
@@ -304,7 +310,7 @@ async def reopen(
         upload.file_id,
         acked_since,
         expires_at,
-        new_activity_id(now),
+        row_id,
         now,
         RECEIVED,
         UPLOAD_METHOD,

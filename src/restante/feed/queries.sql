@@ -14,6 +14,9 @@ select feeds.last_seq, feeds.trimmed_seq, feeds.acked_seq, feed.seq
   from feeds left join feed on feed.workspace_id = feeds.workspace_id and feed.id = $2
  where feeds.workspace_id = $1;
 
+-- name: seq_of
+select seq from feed where workspace_id = $1 and id = $2;
+
 -- name: marks
 select last_seq, trimmed_seq, acked_seq from feeds where workspace_id = $1;
 

@@ -6,12 +6,13 @@ from datetime import datetime
 
 import structlog
 
+from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database
 from restante.errors import CursorGone, WorkspaceUnknown
 from restante.feed import store
 from restante.feed.rules import DEFAULT_PAGE, EVERYTHING, Filter, Marks, NewActivity, Page
 from restante.feed.wakeups import Wakeups
-from restante.ids import ActivityId, WorkspaceId
+from restante.ids import ActivityId, WorkspaceId, new_activity_id
 
 log = structlog.get_logger()
 
@@ -38,11 +39,16 @@ class Feed:
 
     async def append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
         """Append one row in a synced commit, and wake waiting readers."""
-        async with self._db.connection() as connection:
-            seq = await store.append(connection, workspace_id, row, now=now)
-        if seq is None:
-            raise WorkspaceUnknown
-        self.wakeups.grew(workspace_id)
+        row_id = new_activity_id(now)
+
+        async def commit(connection: Connection) -> int:
+            seq = await store.append(connection, workspace_id, row, now=now, row_id=row_id)
+            if seq is None:
+                raise WorkspaceUnknown
+            return seq
+
+        with self.wakeups.growing(workspace_id):
+            seq = await decided(self._db, commit, lambda c: store.seq_of(c, workspace_id, row_id))
         log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
         return seq
 
@@ -125,8 +131,11 @@ class Feed:
 
     async def acknowledge(self, workspace_id: WorkspaceId, seq: int) -> int:
         """Move the acknowledged mark forward; returns the mark."""
-        async with self._db.connection() as connection:
-            mark = await store.acknowledge(connection, workspace_id, seq)
+
+        async def move(connection: Connection) -> int | None:
+            return await store.acknowledge(connection, workspace_id, seq)
+
+        mark = await decided(self._db, move, move)
         if mark is None:
             raise WorkspaceUnknown
         return mark

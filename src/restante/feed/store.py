@@ -30,12 +30,17 @@ class Cursor:
 
 
 async def append(
-    connection: Connection, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime
+    connection: Connection,
+    workspace_id: WorkspaceId,
+    row: NewActivity,
+    *,
+    now: datetime,
+    row_id: ActivityId | None = None,
 ) -> int | None:
-    """Append one row; returns its seq, or None if the workspace has no feed."""
+    """Append one row, with a new id or this one; returns its seq, or None if there is no feed."""
     return await connection.fetchval(
         queries.append,
-        new_activity_id(now),
+        row_id or new_activity_id(now),
         workspace_id,
         row.activity_type,
         row.source_id,
@@ -53,6 +58,13 @@ async def cursor(
     """Look a cursor up by key; None if the workspace has no feed."""
     row = await connection.fetchrow(queries.cursor, workspace_id, since or UUID(int=0))
     return Cursor(row["seq"], _marks(row)) if row else None
+
+
+async def seq_of(
+    connection: Connection, workspace_id: WorkspaceId, row_id: ActivityId
+) -> int | None:
+    """The seq of a row; None if there is no such row."""
+    return await connection.fetchval(queries.seq_of, workspace_id, row_id)
 
 
 async def marks(connection: Connection, workspace_id: WorkspaceId) -> Marks | None:

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from restante.database import outcomes
 from restante.errors import AddressTaken
 from restante.server.connections import Connections
 from restante.server.http_limits import BoundedHttp
@@ -102,6 +103,12 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Uvicorn would raise the signal again once it has stopped, before we have."""
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests that were cancelled during a commit find out how it ended, and answer."""
+        await super().shutdown(sockets)
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=outcomes.CANCELLED_SECONDS + 1)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

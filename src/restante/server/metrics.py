@@ -37,6 +37,10 @@ class Metrics:
         self.registry, self.operator_registry = for_all.registry, for_operator.registry
         self.requests = RequestMetrics(for_all)
         self.connections = ConnectionMetrics(for_all)
+        self.listening_silent_seconds = for_all.gauge(
+            "listening_silent_seconds",
+            "Time since the connection for notifications of other servers last showed life.",
+        )
         self.loops = LoopMetrics(for_all)
         self.sweep = SweepMetrics(for_all, subjects)
         self.space = SpaceMetrics(for_all, subjects)

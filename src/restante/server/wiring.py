@@ -14,7 +14,8 @@ import structlog
 from starlette.applications import Starlette
 
 from restante.database import migrate
-from restante.database.pool import Database, Listener
+from restante.database.listener import Listener
+from restante.database.pool import Database
 from restante.database.rules import Phase
 from restante.delivery.admin import UploadAdmin
 from restante.delivery.blobs.postgres import PostgresBlobs
@@ -288,6 +289,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
     access = Access(db, admin_token=admin_token)
     receiver = receiver_of(settings, db, wakeups)
     metrics = Metrics(settings.metrics_namespace, subjects)
+    metrics.listening_silent_seconds.set_function(wakeups.silent_seconds)
     limits = _connection_limits(settings)
     return Services(
         metrics=metrics,
