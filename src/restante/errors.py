@@ -189,6 +189,18 @@ class ServerFull(RestanteError):
     code = "server_full"
 
 
+class TooMuchWritten(RestanteError):
+    """As much was written for the workspace this hour as is allowed; aborted uploads count."""
+
+    code = "too_much_written"
+
+
+class FeedFull(RestanteError):
+    """The rows that the workspace's feed keeps have reached its limit."""
+
+    code = "feed_full"
+
+
 class TooManyAtOnce(RestanteError):
     """The workspace has reached its limit of concurrent requests of this kind."""
 

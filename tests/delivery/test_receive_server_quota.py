@@ -48,7 +48,7 @@ def always_reading(db: Database, server: Quota = SERVER) -> Receiver:
 
 async def is_accepted(receiver: Receiver, size: int, files: int = 1) -> bool:
     try:
-        await receiver.check_server(Usage(size, files), now=NOW)
+        await receiver.check_server(Usage(size, files))
     except ServerFull:
         return False
     return True
@@ -81,7 +81,7 @@ async def test_the_refusal_says_how_much_is_used_and_when_there_is_room_again(
     await fill(connection, workspace_id, 400)
 
     with pytest.raises(ServerFull) as refused:
-        async with receiver.receive(workspace_id, 601, now=NOW):
+        async with receiver.receive(workspace_id, 601):
             pass
 
     facts = refused.value.facts
@@ -94,7 +94,7 @@ async def test_requests_in_progress_count_until_they_end(
 ):
     async with AsyncExitStack() as arriving:
         for _ in range(4):
-            await arriving.enter_async_context(receiver.receive(workspace_id, 250, now=NOW))
+            await arriving.enter_async_context(receiver.receive(workspace_id, 250))
         while_they_arrive = await is_accepted(receiver, 1)
 
     assert not while_they_arrive
@@ -103,7 +103,7 @@ async def test_requests_in_progress_count_until_they_end(
 
 async def test_a_repeated_request_needs_no_room(receiver: Receiver, workspace_id: WorkspaceId):
     """Its files are stored already; only the first answer is sent again."""
-    async with receiver.receive(workspace_id, 2000, now=NOW, repeats_key=True) as incoming:
+    async with receiver.receive(workspace_id, 2000, repeats_key=True) as incoming:
         for _ in range(6):
             await write_file(incoming)
         assert await is_accepted(receiver, 1000, files=5)
@@ -114,8 +114,8 @@ async def test_a_request_is_refused_at_the_file_that_does_not_fit(
 ):
     """How many files it has is known only when they arrive."""
     async with (
-        receiver.receive(workspace_id, 10, now=NOW),
-        receiver.receive(workspace_id, 10, now=NOW) as incoming,
+        receiver.receive(workspace_id, 10),
+        receiver.receive(workspace_id, 10) as incoming,
     ):
         for _ in range(4):
             await write_file(incoming)
@@ -142,7 +142,7 @@ async def test_a_commit_during_the_read_of_the_sum_is_not_forgotten(
     """The sum is from before the commit, and the request has ended when the sum arrives."""
     held = HeldDatabase(db)
     receiver = always_reading(held)
-    async with receiver.receive(workspace_id, 500, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, 500) as incoming:
         await write_file(incoming, bytes(500))
         held.may_go_on.clear()
         held.is_held.clear()
@@ -192,9 +192,9 @@ async def test_a_processs_own_reservation_is_not_counted_twice(
 ):
     """It is in the sum of the database and among the requests in progress."""
     receiver = always_reading(db, Quota(max_bytes=10 * MIB, max_files=8))
-    async with receiver.receive(workspace_id, 7 * MIB, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, 7 * MIB) as incoming:
         await write_file(incoming, bytes(2 * MIB))
-        assert incoming.reservation
+        assert incoming.room.usage.bytes
 
         assert await is_accepted(receiver, 3 * MIB)
         assert not await is_accepted(receiver, 3 * MIB + 1)
@@ -208,12 +208,12 @@ async def test_files_that_follow_a_reservation_do_not_hide_those_of_other_proces
     receiver = always_reading(db, quota)
     others = make_reservation(workspace_id, room=Usage(100, 4))
     await store.reserve(connection, others, quota)
-    async with receiver.receive(workspace_id, 3 * MIB, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, 3 * MIB) as incoming:
         await write_file(incoming, bytes(2 * MIB))
         await write_file(incoming)
         await write_file(incoming)
 
-        assert (incoming.reserved.files, incoming.claimed.files) == (1, 3)
+        assert (incoming.room.usage.files, incoming.claimed.files) == (1, 3)
         assert await is_accepted(receiver, 1, files=1)
         assert not await is_accepted(receiver, 1, files=2)
 

@@ -4,10 +4,13 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from restante.database.pool import Database
+from restante.database.pool import Connection, Database
 from restante.delivery import store
 from restante.delivery.fetch import GONE
-from restante.errors import UploadGone
+from restante.delivery.rules import Upload
+from restante.errors import RestanteError, UploadGone
+from restante.feed import store as feed
+from restante.feed.rules import UNLIMITED, WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
 
@@ -39,25 +42,40 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
     file_id: FileId,
     *,
     ack_retention: timedelta,
+    limits: WriteLimits = UNLIMITED,
     now: datetime,
 ) -> None:
     """
     Make an acknowledged file fetchable again while it is kept, and announce it again.
 
-    Raises UploadGone if it does not exist, was never acknowledged, or is due to be swept.
+    Raises UploadGone if it does not exist, was never acknowledged, or is due to be swept; and
+    FeedFull.
     """
     async with db.connection() as connection:
         found = await store.get_acked(connection, workspace_id, file_id)
-        if found is None or not await store.reopen(
+        if found is None or (found.acked_at and found.acked_at < now - ack_retention):
+            raise UploadGone(GONE)
+        if not await store.reopen(
             connection,
             found,
             now=now,
             acked_since=now - ack_retention,
             expires_at=now + ack_retention,
+            limits=limits,
         ):
-            raise UploadGone(GONE)
+            raise await _not_reopened(connection, found, limits)
     wakeups.grew(workspace_id)
     _log("upload_reopened", workspace_id, file_id, found.size, found.name)
+
+
+async def _not_reopened(
+    connection: Connection, upload: Upload, limits: WriteLimits
+) -> RestanteError:
+    """The feed is full, or the upload was reopened or swept in the same moment."""
+    fill = await feed.fill_of(connection, upload.workspace_id)
+    size = store.announced_bytes(upload.workspace_id, [upload])
+    refusal = fill and fill.refusal(limits, feed=size, written=0)
+    return refusal or UploadGone(GONE)
 
 
 def _log(event: str, workspace_id: WorkspaceId, file_id: FileId, size: int, name: str) -> None:

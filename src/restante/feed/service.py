@@ -7,9 +7,18 @@ from datetime import datetime
 import structlog
 
 from restante.database.pool import Connection, Database
-from restante.errors import CursorGone, WorkspaceUnknown
+from restante.errors import CursorGone, RestanteError, TableBusy, WorkspaceUnknown
 from restante.feed import store
-from restante.feed.rules import DEFAULT_PAGE, EVERYTHING, Filter, Marks, NewActivity, Page
+from restante.feed.rules import (
+    DEFAULT_PAGE,
+    EVERYTHING,
+    UNLIMITED,
+    Filter,
+    Marks,
+    NewActivity,
+    Page,
+    WriteLimits,
+)
 from restante.feed.wakeups import Wakeups
 from restante.ids import ActivityId, WorkspaceId
 
@@ -32,16 +41,22 @@ class Query:
 class Feed:
     """Appends to feeds and reads them."""
 
-    def __init__(self, db: Database, wakeups: Wakeups) -> None:
+    def __init__(self, db: Database, wakeups: Wakeups, limits: WriteLimits = UNLIMITED) -> None:
         self._db = db
         self.wakeups = wakeups
+        self._limits = limits
 
     async def append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
-        """Append one row in a synced commit, and wake waiting readers."""
+        """
+        Append one row in a synced commit, and wake waiting readers.
+
+        Raises WorkspaceUnknown, FeedFull and TooMuchWritten.
+        """
+        limits = self._limits.for_source(row.source_id)
         async with self._db.connection() as connection:
-            seq = await store.append(connection, workspace_id, row, now=now)
-        if seq is None:
-            raise WorkspaceUnknown
+            seq = await store.append(connection, workspace_id, row, now=now, limits=limits)
+            if seq is None:
+                raise await refusal(connection, workspace_id, limits, row.bytes)
         self.wakeups.grew(workspace_id)
         log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
         return seq
@@ -130,6 +145,17 @@ class Feed:
         if mark is None:
             raise WorkspaceUnknown
         return mark
+
+
+async def refusal(
+    connection: Connection, workspace_id: WorkspaceId, limits: WriteLimits, size: int
+) -> RestanteError:
+    """Why a row of this size was not appended."""
+    fill = await store.fill_of(connection, workspace_id)
+    if fill is None:
+        return WorkspaceUnknown()
+    found = fill.refusal(limits, feed=size, written=size)
+    return found or TableBusy("The feed was full a moment ago; try again.")
 
 
 def _cursor_gone(marks: Marks, since_seq: int | None = None) -> CursorGone:
