@@ -162,10 +162,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, Meta(ge=1, description="Maximum files waiting for all workspaces.")
     ] = 1_000_000
     server_max_stored_bytes: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=1)] | None,
         Meta(
             description="Maximum bytes that file contents occupy on disk, those that are not swept "
-            "yet included. Default: twice server_max_bytes."
+            "yet included. Default: twice server_max_bytes, at least 256 MiB."
         ),
     ] = None
     messages_per_minute: Annotated[

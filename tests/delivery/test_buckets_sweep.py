@@ -293,15 +293,25 @@ async def test_a_late_upload_keeps_its_bucket_until_its_reservation_is_deleted(
     assert actions(second) == [DROP_BUCKET]
 
 
+@pytest.mark.parametrize("is_noticed", [False, True])
 async def test_an_upload_is_refused_and_not_half_stored_if_its_bucket_is_gone(
-    sweep: Sweep, connection: Any, workspace_id: WorkspaceId, parts: Parts
+    sweep: Sweep, connection: Any, workspace_id: WorkspaceId, parts: Parts, is_noticed: bool
 ):
-    """Its first bytes were stored two days ago; its reservation has expired and was released."""
+    """
+    Its first bytes were stored two days ago; its reservation has expired and was released.
+
+    If its server has noticed, it reserves room again, and finds that the bytes are gone.
+    """
     async with parts.receiver.receive(workspace_id, 2 * MIB) as incoming:
         await incoming.begin_file("a.txt", "", now=PAST)
         await incoming.write(bytes(2 * MIB), now=PAST)
         chunks = 2 * MIB // CHUNK_BYTES
         await until(lambda: connection.fetchval("select count(*) = $1 from chunks", chunks))
+        await connection.execute("update chunks set bucket = $1", PAST)
+        await connection.execute("update reservations set bucket = $1, expires_at = $1", PAST)
+        incoming.room.bucket = PAST
+        if is_noticed:
+            incoming.room.renewed_at -= HOUR.total_seconds()
         await sweep.run_prompt(Tally(), now=utc_now())
         report = await sweep.run(now=utc_now())
         await incoming.end_file(now=utc_now())

@@ -146,7 +146,9 @@ async def test_a_declared_size_that_does_not_fit_now_is_refused_with_its_first_b
         async with parts.receiver.receive(workspace_id, 6 * MIB) as incoming:
             await write(incoming, MIB)
     with pytest.raises(ServerFull):
-        async with make_parts(db, server=Quota(8 * MIB, 10)).receiver.receive(workspace_id, 6 * MIB):
+        async with make_parts(db, server=Quota(8 * MIB, 10)).receiver.receive(
+            workspace_id, 6 * MIB
+        ):
             pass
 
 
@@ -317,7 +319,9 @@ async def test_a_changed_reservation_counts_once(connection: Any, workspace_id: 
     too_much = store.Reservation(room.id, workspace_id, store.Usage(1001, 1))
 
     assert await store.reserve(connection, too_much, quota) is None
-    assert await counters(connection, workspace_id) == Counters(reserved_bytes=200, reserved_files=1)
+    assert await counters(connection, workspace_id) == Counters(
+        reserved_bytes=200, reserved_files=1
+    )
     await store.release(connection, room.id)
     assert await counters(connection, workspace_id) == Counters()
     assert await counters(connection, other) == Counters()

@@ -50,6 +50,7 @@ log = structlog.get_logger()
 
 _SWEEP_SECONDS = 30.0
 _ANSWERS_KEPT = timedelta(days=1)
+_LEAST_STORED_BYTES = 256 * 1024 * 1024
 
 _CLOSE_WEBSOCKETS_SECONDS = 0.1
 _LAST_NOTIFICATION_SECONDS = 0.5
@@ -293,7 +294,7 @@ def receiver_of(settings: Settings, db: Database, wakeups: Wakeups) -> Receiver:
         ttl_max=timedelta(seconds=settings.upload_ttl_max_seconds),
         quota=Quota(settings.workspace_max_bytes, settings.workspace_max_files),
         server_quota=Quota(settings.server_max_bytes, settings.server_max_files),
-        server_max_stored_bytes=settings.server_max_stored_bytes or 2 * settings.server_max_bytes,
+        server_max_stored_bytes=_max_stored_bytes(settings),
         answers_kept=_ANSWERS_KEPT,
         pace=Pace(
             settings.upload_grace_seconds,
@@ -302,6 +303,12 @@ def receiver_of(settings: Settings, db: Database, wakeups: Wakeups) -> Receiver:
         ),
     )
     return Receiver(db, PostgresBlobs(db), wakeups, policy, limits=_write_limits(settings))
+
+
+def _max_stored_bytes(settings: Settings) -> int:
+    """Unless set, as much again as may wait; empty partitions have a few pages too."""
+    default = max(2 * settings.server_max_bytes, _LEAST_STORED_BYTES)
+    return settings.server_max_stored_bytes or default
 
 
 def _write_limits(settings: Settings) -> WriteLimits:
