@@ -148,7 +148,7 @@ class UploadMalformed(RestanteError):
 
 
 class UploadTooSlow(RestanteError):
-    """The request body did not arrive within the time allowed for its size."""
+    """The request body stood still, or did not arrive within the time allowed for its size."""
 
     code = "upload_too_slow"
 

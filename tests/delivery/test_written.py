@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +28,7 @@ from restante.delivery import acknowledge, store
 from restante.delivery.receive import Receiver
 from restante.delivery.rules import MIB
 from restante.delivery.store import FILE_BYTES
-from restante.errors import FeedFull, ServerFull, TooMuchWritten, UploadMalformed
+from restante.errors import FeedFull, ServerFull, TooMuchWritten
 from restante.feed import store as feed
 from restante.feed.rules import UNLIMITED, WriteLimits
 from restante.feed.service import Feed
@@ -46,11 +47,15 @@ async def written(connection: Any, workspace_id: WorkspaceId) -> int:
 
 async def abort(receiver: Receiver, workspace_id: WorkspaceId, size: int) -> None:
     """An upload that ends in its middle."""
-    with pytest.raises(UploadMalformed):
-        async with receiver.receive(workspace_id, 2 * size) as incoming:
-            await incoming.begin_file("a.bin", "", now=NOW)
-            await incoming.write(bytes(size), now=NOW)
-            raise UploadMalformed("The body ends too early.")
+    async with receiver.receive(workspace_id, 2 * size) as incoming:
+        await incoming.begin_file("a.bin", "", now=NOW)
+        await incoming.write(bytes(size), now=NOW)
+
+
+async def repeat(act: Callable[[], Awaitable[object]]) -> None:
+    """Ten times, unless it is refused."""
+    for _ in range(10):
+        await act()
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -65,8 +70,7 @@ async def test_aborted_uploads_use_up_the_hour(
     after_one = await written(connection, workspace_id)
 
     with pytest.raises(TooMuchWritten) as refused:
-        for _ in range(5):
-            await abort(receiver, workspace_id, 3 * MIB)
+        await repeat(lambda: abort(receiver, workspace_id, 3 * MIB))
 
     assert 3 * MIB <= after_one <= 6 * MIB
     facts = refused.value.facts
@@ -84,10 +88,12 @@ async def test_acknowledged_files_use_up_the_hour(
     limits = WriteLimits(max_written_bytes=50 * KIB, max_feed_bytes=MIB)
     parts = make_parts(db, limits=limits)
 
+    async def stage_and_acknowledge() -> None:
+        (file_id,) = await parts.stage(workspace_id, bytes(10 * KIB))
+        await acknowledge.acknowledge(db, workspace_id, file_id, now=NOW)
+
     with pytest.raises(TooMuchWritten):
-        for _ in range(10):
-            (file_id,) = await parts.stage(workspace_id, bytes(10 * KIB))
-            await acknowledge.acknowledge(db, workspace_id, file_id, now=NOW)
+        await repeat(stage_and_acknowledge)
 
     assert await connection.fetchval("select count(*) from uploads") == 4
     assert 4 * 10 * KIB < await written(connection, workspace_id) <= 50 * KIB
@@ -187,8 +193,7 @@ async def test_dead_bytes_on_disk_are_bounded(db: Database, workspace_id: Worksp
     )
 
     with pytest.raises(ServerFull, match="until deleted ones are swept"):
-        for _ in range(4):
-            await abort(receiver, workspace_id, 2 * MIB)
+        await repeat(lambda: abort(receiver, workspace_id, 2 * MIB))
 
 
 async def test_a_long_type_is_not_stored(caller: Caller):
@@ -303,11 +308,9 @@ async def test_a_full_feed_refuses_messages_and_files(
     queue = Feed(db, parts.wakeups, limits)
 
     with pytest.raises(FeedFull, match="oldest rows are trimmed after") as refused:
-        for _ in range(10):
-            await queue.append(workspace_id, make_message(), now=NOW)
+        await repeat(lambda: queue.append(workspace_id, make_message(), now=NOW))
     with pytest.raises(FeedFull):
-        for _ in range(10):
-            await parts.stage(workspace_id, b"x")
+        await repeat(lambda: parts.stage(workspace_id, b"x"))
 
     counted, kept = await feed_bytes(connection, workspace_id)
     assert counted == kept <= 2000
@@ -346,8 +349,7 @@ async def test_a_file_cannot_be_reopened_into_a_full_feed(
         )
 
     with pytest.raises(FeedFull):
-        for _ in range(10):
-            await reopen(limits)
+        await repeat(lambda: reopen(limits))
     await reopen(UNLIMITED)
 
     counted, kept = await feed_bytes(connection, workspace_id)
