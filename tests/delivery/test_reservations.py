@@ -9,6 +9,7 @@ import pytest
 from callers import Part, form, pattern, registered, upload_head, wire_to
 from factories import (
     DAY,
+    HOUR,
     NOW,
     Counters,
     Parts,
@@ -18,14 +19,17 @@ from factories import (
 )
 from hypothesis import given, strategies as st
 from sites import SiteFactory
+from sweeps import CHUNKS, actions, make_partition, make_sweep, partition_names
 
 from restante.database.pool import Connection, Database
-from restante.delivery import store
+from restante.database.spans import floor
+from restante.delivery import stage, store
 from restante.delivery.receive import Incoming, Receiver
 from restante.delivery.reservations import Room
 from restante.delivery.rules import MAX_REQUEST_BYTES, MIB, Quota, claim_for
+from restante.delivery.stage import NewFile
 from restante.delivery.store import RESERVED_FOR
-from restante.delivery.subject import ExpiredReservations
+from restante.delivery.subject import DROP_BUCKET, Buckets, ExpiredReservations
 from restante.errors import (
     BadRequest,
     DatabaseUnavailable,
@@ -353,3 +357,24 @@ async def test_a_server_whose_clock_is_behind_stores_into_a_bucket_that_is_open(
     buckets = await connection.fetch("select distinct bucket from chunks")
     assert all(row["bucket"] > before for row in buckets)
     assert await connection.fetchval("select count(*) from uploads where bucket > $1", before) == 1
+
+
+@pytest.mark.parametrize("behind", [timedelta(seconds=5), timedelta(minutes=1)])
+async def test_servers_whose_clocks_differ_do_not_seal_each_others_buckets(
+    parts: Parts, connection: Any, workspace_id: WorkspaceId, behind: timedelta
+):
+    """One sweeps what is over by the database's clock, while the other writes."""
+    (only,) = await partition_names(connection, CHUNKS)
+    await connection.execute(f"drop table {only}")
+    sweep = make_sweep(parts.db)
+    border = floor(await sweep.now(), timedelta(seconds=1)) - Buckets.settling
+    await make_partition(connection, CHUNKS, border - HOUR, HOUR)
+    await make_partition(connection, CHUNKS, border, HOUR)
+
+    report = await sweep.run(now=await sweep.now())
+    await stage.stage(
+        parts.receiver, workspace_id, NewFile("a", "", b"x"), now=await sweep.now() - behind
+    )
+
+    assert actions(report) == [DROP_BUCKET]
+    assert await connection.fetchval("select bucket >= $1 from uploads", border)
