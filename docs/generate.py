@@ -139,7 +139,7 @@ ADVICE = {
     ),
     "upload_too_slow": Advice(
         "The caller may retry over a better connection, with less in one request. A JSON body "
-        "has 30 s.",
+        "has 30 s; an upload may not stand still for `RESTANTE_UPLOAD_IDLE_SECONDS`.",
         "Send less at once, or over a better connection. `seconds` is the limit, 30 for a JSON "
         "body. Nothing was stored.",
     ),
@@ -164,9 +164,20 @@ ADVICE = {
         "There is room again when the workspace fetches and acknowledges, or when files expire.",
         "Retry later, at `frees_at` at the latest; let the workspace fetch.",
     ),
+    "too_much_written": Advice(
+        "`restante status` names who writes most; raise `RESTANTE_WORKSPACE_MAX_WRITTEN_BYTES` if "
+        "that is as it should be.",
+        "Wait for `Retry-After`, the rest of the hour. Nothing was stored.",
+    ),
+    "feed_full": Advice(
+        "Find out who sends so much; lower `RESTANTE_FEED_RETENTION_DAYS`, or raise "
+        "`RESTANTE_WORKSPACE_MAX_FEED_BYTES`.",
+        "Send less or later; rows leave the feed by age. Nothing was stored.",
+    ),
     "server_full": Advice(
-        "Find out which workspaces do not fetch, or raise `RESTANTE_SERVER_MAX_BYTES` or "
-        "`RESTANTE_SERVER_MAX_FILES`.",
+        "Find out which workspaces do not fetch or write most (`restante status`), or raise "
+        "`RESTANTE_SERVER_MAX_BYTES`, `RESTANTE_SERVER_MAX_FILES` or "
+        "`RESTANTE_SERVER_MAX_STORED_BYTES`; the sentence says whether disk or room is used up.",
         "Tell the operator; retry later. Nothing was stored.",
     ),
     "message_too_large": Advice(

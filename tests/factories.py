@@ -29,7 +29,7 @@ from restante.delivery.rules import (
 )
 from restante.delivery.store import Answer, Batch, Reservation
 from restante.delivery.subject import DueUploads
-from restante.feed.rules import NewActivity
+from restante.feed.rules import UNLIMITED, NewActivity, WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
 from restante.workspaces import store as workspaces
@@ -106,7 +106,7 @@ def make_answer(key: str = "a key", **other: Any) -> Answer:
 def make_reservation(workspace_id: WorkspaceId, size: int = 100, **other: Any) -> Reservation:
     """Room for one file."""
     room = Usage(size, 1)
-    return replace(Reservation(uuid4(), workspace_id, bucket_of(NOW), room, NOW + HOUR), **other)
+    return replace(Reservation(uuid4(), workspace_id, room), **other)
 
 
 def make_message(text: str = "hello") -> NewActivity:
@@ -158,7 +158,12 @@ class Parts:
 
 
 def make_parts(
-    db: Database, *, quota: Quota = ROOMY, server: Quota = ROOMY, **policy: Any
+    db: Database,
+    *,
+    quota: Quota = ROOMY,
+    server: Quota = ROOMY,
+    limits: WriteLimits = UNLIMITED,
+    **policy: Any,
 ) -> Parts:
     """What a server delivers with; nobody hears its notifications."""
     chosen = ReceivePolicy(
@@ -167,11 +172,13 @@ def make_parts(
         ttl_max=7 * DAY,
         quota=quota,
         server_quota=server,
+        server_max_stored_bytes=10**12,
         answers_kept=DAY,
         pace=Pace(grace_seconds=30, min_bytes_per_second=16_384),
     )
     wakeups, blobs = Wakeups(db, Listener("")), PostgresBlobs(db)
-    return Parts(db, blobs, Receiver(db, blobs, wakeups, replace(chosen, **policy)), wakeups)
+    receiver = Receiver(db, blobs, wakeups, replace(chosen, **policy), limits=limits)
+    return Parts(db, blobs, receiver, wakeups)
 
 
 async def sweep_uploads(

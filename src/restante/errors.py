@@ -172,7 +172,7 @@ class UploadMalformed(RestanteError):
 
 
 class UploadTooSlow(RestanteError):
-    """The request body did not arrive within the time allowed for its size."""
+    """The request body stood still, or did not arrive within the time allowed for its size."""
 
     code = "upload_too_slow"
 
@@ -217,6 +217,18 @@ class TooManyConnections(RestanteError):
     """The server, or the caller's address, has reached its limit of open connections."""
 
     code = "too_many_connections"
+
+
+class TooMuchWritten(RestanteError):
+    """As much was written for the workspace this hour as is allowed; aborted uploads count."""
+
+    code = "too_much_written"
+
+
+class FeedFull(RestanteError):
+    """The rows that the workspace's feed keeps have reached its limit."""
+
+    code = "feed_full"
 
 
 class TooManyAtOnce(RestanteError):

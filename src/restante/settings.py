@@ -158,6 +158,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     json_seconds: Annotated[
         float, Meta(gt=0, le=3600, description="Maximum time for a JSON body to arrive.")
     ] = 30.0
+    upload_idle_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="How long an upload may stand still.")
+    ] = 20.0
     bucket_seconds: Annotated[
         int, Meta(ge=1, le=86_400, description="Time range of one bucket of file contents.")
     ] = 3600
@@ -170,15 +173,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workspace_max_files: Annotated[
         int, Meta(ge=1, le=2_000_000_000, description="Maximum files waiting for one workspace.")
     ] = 10_000
+    workspace_max_written_bytes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Maximum bytes written for one workspace in an hour, whatever becomes of "
+            "them.",
+        ),
+    ] = 10_737_418_240
+    workspace_max_feed_bytes: Annotated[
+        int, Meta(ge=1, description="Maximum bytes of rows that one feed keeps.")
+    ] = 268_435_456
     server_max_bytes: Annotated[
         int, Meta(ge=1, description="Maximum bytes waiting for all workspaces.")
     ] = 68_719_476_736
     server_max_files: Annotated[
         int, Meta(ge=1, description="Maximum files waiting for all workspaces.")
     ] = 1_000_000
+    server_max_stored_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Maximum bytes that file contents occupy on disk, those that are not swept "
+            "yet included. Default: twice server_max_bytes, at least 256 MiB."
+        ),
+    ] = None
     messages_per_minute: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Messages per minute from one workspace.")
     ] = 6000
+    message_bytes_per_minute: Annotated[
+        int, Meta(ge=1_048_576, description="Bytes of messages per minute from one workspace.")
+    ] = 16_777_216
     log_format: Annotated[
         Literal["auto", "columns", "json"],
         Meta(description="Log as columns or JSON; auto: columns on a terminal, else JSON."),

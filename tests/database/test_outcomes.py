@@ -282,7 +282,10 @@ async def test_a_commit_under_way_when_the_server_stops_is_answered_and_announce
 ):
     """The shutdown grace is over while the statement waits for a lock."""
     other, observer = await connections(), await connections()
-    async with stoppable_site(settings_for(dsn, tmp_path, shutdown_grace_seconds=0.05)) as (site, http):
+    async with stoppable_site(settings_for(dsn, tmp_path, shutdown_grace_seconds=0.05)) as (
+        site,
+        http,
+    ):
         caller = await registered(site)
         await other.execute(LOCK_FEEDS)
         asking = asyncio.create_task(caller.upload(Part(CONTENT)))

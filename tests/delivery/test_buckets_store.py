@@ -112,7 +112,7 @@ async def test_a_bucket_is_in_use_by_an_upload_or_by_any_reservation(
 ):
     """An upload with an expired reservation can be published until the reservation is deleted."""
     last_second = PAST + HOUR - timedelta(seconds=1)
-    late = make_reservation(workspace_id, bucket=last_second, expires_at=PAST)
+    late = make_reservation(workspace_id, bucket=last_second, lasts=-HOUR)
     await uploads.reserve(connection, late, ROOMY)
     await uploads.reserve(connection, make_reservation(workspace_id, bucket=PAST + HOUR), ROOMY)
 

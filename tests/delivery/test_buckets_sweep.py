@@ -5,6 +5,7 @@ Ages are set in the data; the clock is the real one.
 """
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -54,6 +55,7 @@ from restante.retention.sweep import Sweep
 
 pytestmark = pytest.mark.anyio
 
+MOMENT = timedelta(microseconds=1)
 BUCKET = f"chunks_{PAST:%Y%m%d_%H%M%S}"
 DELETE = DueUploads.action
 
@@ -282,7 +284,7 @@ async def test_a_late_upload_keeps_its_bucket_until_its_reservation_is_deleted(
     sweep: Sweep, connection: Any, workspace_id: WorkspaceId
 ):
     """As long as the reservation exists the upload can be published, however late."""
-    promise = make_reservation(workspace_id, bucket=PAST, expires_at=PAST)
+    promise = make_reservation(workspace_id, bucket=PAST, lasts=-MOMENT)
     await store.reserve(connection, promise, ROOMY)
 
     first, second = [await sweep.run(now=utc_now()) for _ in range(2)]
@@ -291,15 +293,25 @@ async def test_a_late_upload_keeps_its_bucket_until_its_reservation_is_deleted(
     assert actions(second) == [DROP_BUCKET]
 
 
+@pytest.mark.parametrize("is_noticed", [False, True])
 async def test_an_upload_is_refused_and_not_half_stored_if_its_bucket_is_gone(
-    sweep: Sweep, connection: Any, workspace_id: WorkspaceId, parts: Parts
+    sweep: Sweep, connection: Any, workspace_id: WorkspaceId, parts: Parts, is_noticed: bool
 ):
-    """Its first bytes were stored two days ago; its reservation has expired and was released."""
-    async with parts.receiver.receive(workspace_id, 2 * MIB, now=PAST) as incoming:
+    """
+    Its first bytes were stored two days ago; its reservation has expired and was released.
+
+    If its server has noticed, it reserves room again, and finds that the bytes are gone.
+    """
+    async with parts.receiver.receive(workspace_id, 2 * MIB) as incoming:
         await incoming.begin_file("a.txt", "", now=PAST)
         await incoming.write(bytes(2 * MIB), now=PAST)
         chunks = 2 * MIB // CHUNK_BYTES
         await until(lambda: connection.fetchval("select count(*) = $1 from chunks", chunks))
+        await connection.execute("update chunks set bucket = $1", PAST)
+        await connection.execute("update reservations set bucket = $1, expires_at = $1", PAST)
+        incoming.room.bucket = PAST
+        if is_noticed:
+            incoming.room.renewed_at -= HOUR.total_seconds()
         await sweep.run_prompt(Tally(), now=utc_now())
         report = await sweep.run(now=utc_now())
         await incoming.end_file(now=utc_now())
@@ -336,7 +348,7 @@ async def test_an_upload_that_is_being_published_keeps_its_bucket(
 ):
     """Its bytes were written ahead, so the seal does not wait for the commit that publishes it."""
     publisher, content = await connections(), Content(bytes(100))
-    promise = make_reservation(workspace_id, bucket=PAST, expires_at=PAST)
+    promise = make_reservation(workspace_id, bucket=PAST, lasts=-MOMENT)
     await store.reserve(connection, promise, ROOMY)
     await parts.blobs.put(workspace_id, PAST, [content.chunk])
     publishing = publisher.transaction()
@@ -357,7 +369,7 @@ async def test_the_bucket_of_a_slow_upload_is_that_of_its_first_stored_bytes(
     connection: Any, workspace_id: WorkspaceId, parts: Parts
 ):
     """Until then nothing protects the bucket of the time when the request began."""
-    async with parts.receiver.receive(workspace_id, 2 * MIB, now=PAST) as incoming:
+    async with parts.receiver.receive(workspace_id, 2 * MIB) as incoming:
         await incoming.begin_file("a.txt", "", now=PAST)
         await incoming.write(bytes(2 * MIB), now=utc_now())
         await incoming.end_file(now=utc_now())

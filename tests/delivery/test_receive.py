@@ -49,7 +49,7 @@ async def write_files(incoming: Incoming, *contents: bytes, name: str = "letter.
 async def upload(
     receiver: Receiver, workspace_id: WorkspaceId, *contents: bytes, key: str | None = None
 ) -> list[wire.StagedFile]:
-    async with receiver.receive(workspace_id, sum(map(len, contents)), now=NOW) as incoming:
+    async with receiver.receive(workspace_id, sum(map(len, contents))) as incoming:
         await write_files(incoming, *contents)
         return (await incoming.publish(now=NOW, key=key)).files
 
@@ -62,12 +62,12 @@ async def test_a_small_request_is_one_statement(
     receiver: Receiver, connection: Any, workspace_id: WorkspaceId
 ):
     """However many files: nothing is reserved or written before it is published."""
-    async with receiver.receive(workspace_id, 64_000, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, 64_000) as incoming:
         await write_files(incoming, *[bytes(1000)] * 64)
         before = await count(connection, "chunks")
         await incoming.publish(now=NOW)
 
-    assert (before, incoming.reservation) == (0, None)
+    assert (before, incoming.room.bucket) == (0, None)
     assert await counters(connection, workspace_id) == Counters(64, 64_000, 64)
     assert await count(connection, "chunks") == 64
 
@@ -76,7 +76,7 @@ async def test_nothing_is_visible_while_a_large_file_arrives(
     receiver: Receiver, connection: Any, workspace_id: WorkspaceId
 ):
     size = 3 * MIB + 1
-    async with receiver.receive(workspace_id, size, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, size) as incoming:
         await write_files(incoming, bytes(size))
         arriving = await counters(connection, workspace_id)
         visible = await count(connection, "uploads") + await count(connection, "feed")
@@ -95,7 +95,7 @@ async def test_a_transfer_holds_a_few_chunks_in_memory_whatever_its_size(
 ):
     """Promise 10, for many files of about a chunk each as well as for a large one."""
     held: list[int] = []
-    async with receiver.receive(workspace_id, 50 * MIB, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, 50 * MIB) as incoming:
         for _ in range(12 * MIB // size):
             await write_files(incoming, bytes(size))
             held.append(sum(len(chunk.bytes) for chunk in incoming._chunks))
@@ -110,7 +110,7 @@ async def abort_halfway(
     before: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """A large body that ends in its middle."""
-    async with receiver.receive(workspace_id, 5 * MIB, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, 5 * MIB) as incoming:
         await write_files(incoming, bytes(3 * MIB))
         if before:
             await before()
@@ -134,7 +134,7 @@ async def test_a_cancelled_request_releases_its_reservation(
     arrived = asyncio.Event()
 
     async def send() -> None:
-        async with receiver.receive(workspace_id, 5 * MIB, now=NOW) as incoming:
+        async with receiver.receive(workspace_id, 5 * MIB) as incoming:
             await write_files(incoming, bytes(3 * MIB))
             arrived.set()
             await asyncio.get_running_loop().create_future()
@@ -156,7 +156,7 @@ async def test_a_request_that_is_cancelled_while_it_reserves_releases_its_reserv
     receiver = make_parts(held).receiver
 
     async def send() -> None:
-        async with receiver.receive(workspace_id, 5 * MIB, now=NOW) as incoming:
+        async with receiver.receive(workspace_id, 5 * MIB) as incoming:
             held.is_held.clear()
             held.may_go_on.clear()
             await write_files(incoming, bytes(3 * MIB))
@@ -230,7 +230,7 @@ async def test_a_request_that_is_known_to_be_repeated_is_hashed_and_not_stored(
     first = await upload(receiver, workspace_id, *contents, key="a key")
     stored = await count(connection, "chunks")
 
-    async with receiver.receive(workspace_id, 3 * MIB, now=NOW, repeats_key=True) as incoming:
+    async with receiver.receive(workspace_id, 3 * MIB, repeats_key=True) as incoming:
         await write_files(incoming, *contents)
         again = (await incoming.repeated_answer("a key", now=NOW)).files
 
@@ -294,7 +294,7 @@ async def test_waiting_readers_are_woken_after_the_commit_and_not_before(
     parts: Parts, workspace_id: WorkspaceId
 ):
     async with parts.wakeups.waiting(workspace_id) as waiter:
-        async with parts.receiver.receive(workspace_id, 3 * MIB, now=NOW) as incoming:
+        async with parts.receiver.receive(workspace_id, 3 * MIB) as incoming:
             await write_files(incoming, bytes(3 * MIB))
             before = waiter.changed.is_set()
             await incoming.publish(now=NOW)
@@ -325,7 +325,7 @@ async def test_a_ttl_outside_of_the_operators_limits_is_refused(
     receiver = make_parts(db, ttl_min=shortest, ttl_max=longest).receiver
 
     with pytest.raises(BadRequest, match="from 60 to 172800 s"):
-        async with receiver.receive(workspace_id, 1, now=NOW, ttl=ttl):
+        async with receiver.receive(workspace_id, 1, ttl=ttl):
             pass
 
 
@@ -333,7 +333,7 @@ async def test_a_ttl_counts_from_the_time_of_publishing(
     receiver: Receiver, connection: Any, workspace_id: WorkspaceId
 ):
     ttl, later = timedelta(minutes=10), NOW + timedelta(seconds=5)
-    async with receiver.receive(workspace_id, 1, now=NOW, ttl=ttl) as incoming:
+    async with receiver.receive(workspace_id, 1, ttl=ttl) as incoming:
         await write_files(incoming, b"x")
         await incoming.publish(now=later)
 
@@ -346,7 +346,7 @@ async def test_room_is_free_again_when_an_upload_never_ends(
 ):
     """A killed server leaves a reservation that nobody releases; a late publish is refused."""
     expired = ExpiredReservations()
-    async with receiver.receive(workspace_id, 3 * MIB, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, 3 * MIB) as incoming:
         await write_files(incoming, bytes(2 * MIB))
 
         too_early = await expired.delete_due(connection, now=NOW)

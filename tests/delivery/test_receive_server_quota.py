@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from factories import (
-    DAY,
     NOW,
     Content,
     HeldDatabase,
@@ -48,7 +47,7 @@ def always_reading(db: Database, server: Quota = SERVER) -> Receiver:
 
 async def is_accepted(receiver: Receiver, size: int, files: int = 1) -> bool:
     try:
-        await receiver.check_server(Usage(size, files), now=NOW)
+        await receiver.check_server(Usage(size, files))
     except ServerFull:
         return False
     return True
@@ -75,26 +74,23 @@ async def test_files_are_accepted_up_to_the_quota_and_not_beyond(
     assert not await is_accepted(receiver, 1, files=5)
 
 
-async def test_the_refusal_says_how_much_is_used_and_when_there_is_room_again(
+async def test_a_declared_size_that_does_not_fit_is_refused_before_it_arrives(
     receiver: Receiver, connection: Connection, workspace_id: WorkspaceId
 ):
     await fill(connection, workspace_id, 400)
 
-    with pytest.raises(ServerFull) as refused:
-        async with receiver.receive(workspace_id, 601, now=NOW):
+    with pytest.raises(ServerFull):
+        async with receiver.receive(workspace_id, 601):
             pass
 
-    facts = refused.value.facts
-    assert (facts["waiting_bytes"], facts["waiting_files"], facts["max_bytes"]) == (400, 1, 1000)
-    assert facts["frees_at"] == (NOW + DAY).isoformat()
 
-
-async def test_requests_in_progress_count_until_they_end(
+async def test_bytes_that_have_arrived_count_until_their_request_ends(
     receiver: Receiver, workspace_id: WorkspaceId
 ):
     async with AsyncExitStack() as arriving:
         for _ in range(4):
-            await arriving.enter_async_context(receiver.receive(workspace_id, 250, now=NOW))
+            incoming = await arriving.enter_async_context(receiver.receive(workspace_id, 250))
+            await write_file(incoming, bytes(250))
         while_they_arrive = await is_accepted(receiver, 1)
 
     assert not while_they_arrive
@@ -103,7 +99,7 @@ async def test_requests_in_progress_count_until_they_end(
 
 async def test_a_repeated_request_needs_no_room(receiver: Receiver, workspace_id: WorkspaceId):
     """Its files are stored already; only the first answer is sent again."""
-    async with receiver.receive(workspace_id, 2000, now=NOW, repeats_key=True) as incoming:
+    async with receiver.receive(workspace_id, 2000, repeats_key=True) as incoming:
         for _ in range(6):
             await write_file(incoming)
         assert await is_accepted(receiver, 1000, files=5)
@@ -114,8 +110,8 @@ async def test_a_request_is_refused_at_the_file_that_does_not_fit(
 ):
     """How many files it has is known only when they arrive."""
     async with (
-        receiver.receive(workspace_id, 10, now=NOW),
-        receiver.receive(workspace_id, 10, now=NOW) as incoming,
+        receiver.receive(workspace_id, 10),
+        receiver.receive(workspace_id, 10) as incoming,
     ):
         for _ in range(4):
             await write_file(incoming)
@@ -142,7 +138,7 @@ async def test_a_commit_during_the_read_of_the_sum_is_not_forgotten(
     """The sum is from before the commit, and the request has ended when the sum arrives."""
     held = HeldDatabase(db)
     receiver = always_reading(held)
-    async with receiver.receive(workspace_id, 500, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, 500) as incoming:
         await write_file(incoming, bytes(500))
         held.may_go_on.clear()
         held.is_held.clear()
@@ -192,12 +188,12 @@ async def test_a_processs_own_reservation_is_not_counted_twice(
 ):
     """It is in the sum of the database and among the requests in progress."""
     receiver = always_reading(db, Quota(max_bytes=10 * MIB, max_files=8))
-    async with receiver.receive(workspace_id, 7 * MIB, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, 7 * MIB) as incoming:
         await write_file(incoming, bytes(2 * MIB))
-        assert incoming.reservation
 
-        assert await is_accepted(receiver, 3 * MIB)
-        assert not await is_accepted(receiver, 3 * MIB + 1)
+        assert incoming.room.usage == incoming.claimed == Usage(4 * MIB, 1)
+        assert await is_accepted(receiver, 6 * MIB)
+        assert not await is_accepted(receiver, 6 * MIB + 1)
 
 
 async def test_files_that_follow_a_reservation_do_not_hide_those_of_other_processes(
@@ -208,12 +204,12 @@ async def test_files_that_follow_a_reservation_do_not_hide_those_of_other_proces
     receiver = always_reading(db, quota)
     others = make_reservation(workspace_id, room=Usage(100, 4))
     await store.reserve(connection, others, quota)
-    async with receiver.receive(workspace_id, 3 * MIB, now=NOW) as incoming:
+    async with receiver.receive(workspace_id, 3 * MIB) as incoming:
         await write_file(incoming, bytes(2 * MIB))
         await write_file(incoming)
         await write_file(incoming)
 
-        assert (incoming.reserved.files, incoming.claimed.files) == (1, 3)
+        assert (incoming.room.usage.files, incoming.claimed.files) == (1, 3)
         assert await is_accepted(receiver, 1, files=1)
         assert not await is_accepted(receiver, 1, files=2)
 

@@ -4,7 +4,6 @@ import hashlib
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -22,12 +21,11 @@ from restante.delivery.rules import (
     fingerprint,
     quota_too_small,
     server_full,
+    server_stored_full,
     time_allowed,
     workspace_full,
 )
-from restante.errors import RestanteError
-
-Refuse: TypeAlias = Callable[..., RestanteError]
+from restante.errors import ServerFull
 
 CLEAN = re.compile(r"[A-Za-z0-9._-]{1,100}")
 BARE = re.compile(r"[!-.0-~]+/[!-.0-~]+")
@@ -231,12 +229,11 @@ def test_a_request_that_can_never_fit_is_refused_with_its_size_and_the_limit():
     assert refusal.facts == {"size": 17, "max": 16}
 
 
-@pytest.mark.parametrize("refuse", [workspace_full, server_full])
-def test_a_refusal_says_how_much_is_used_and_when_there_is_room_again(refuse: Refuse):
+def test_a_refusal_says_how_much_is_used_and_when_there_is_room_again():
     usage, quota = Usage(15, 3), Quota(16, 4)
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
-    refusal = refuse(usage, quota, noon, now=noon - timedelta(seconds=90))
+    refusal = workspace_full(usage, quota, noon, now=noon - timedelta(seconds=90))
 
     assert refusal.facts == {
         "waiting_bytes": 15,
@@ -248,19 +245,25 @@ def test_a_refusal_says_how_much_is_used_and_when_there_is_room_again(refuse: Re
     }
 
 
-@pytest.mark.parametrize("refuse", [workspace_full, server_full])
-def test_a_refusal_does_not_promise_room_at_an_unknown_time(refuse: Refuse):
+def test_a_refusal_does_not_promise_room_at_an_unknown_time():
     """Everything may be reserved by uploads in progress, and nothing has an expiry."""
-    refusal = refuse(Usage(15, 3), Quota(16, 4), None, now=datetime.now(UTC))
+    refusal = workspace_full(Usage(15, 3), Quota(16, 4), None, now=datetime.now(UTC))
 
     assert not {"frees_at", "retry_after_seconds"} & set(refusal.facts)
 
 
-@pytest.mark.parametrize("refuse", [workspace_full, server_full])
-def test_a_client_never_retries_in_zero_seconds(refuse: Refuse):
+def test_a_client_never_retries_in_zero_seconds():
     """The first file has expired, and the sweep has not deleted it yet."""
     now = datetime(2026, 3, 1, tzinfo=UTC)
 
-    refusal = refuse(Usage(15, 3), Quota(16, 4), now - timedelta(minutes=1), now=now)
+    refusal = workspace_full(Usage(15, 3), Quota(16, 4), now - timedelta(minutes=1), now=now)
 
     assert refusal.facts["retry_after_seconds"] == 1
+
+
+@pytest.mark.parametrize("refuse", [server_full, server_stored_full])
+def test_a_full_server_tells_nothing_about_its_workspaces(refuse: Callable[[], ServerFull]):
+    refusal = refuse()
+
+    assert refusal.facts == {"retry_after_seconds": 60}
+    assert not any(character.isdigit() for character in str(refusal))

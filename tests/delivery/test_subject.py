@@ -304,8 +304,11 @@ async def test_reservations_and_answers_are_due_when_they_have_expired_and_not_b
     connection: Any, workspace_id: WorkspaceId, subject: RowSubject, table: str
 ):
     for expires_at in (NOW - MOMENT, NOW, NOW + MOMENT):
-        reservation = make_reservation(workspace_id, 100, expires_at=expires_at)
+        reservation = make_reservation(workspace_id, 100)
         await store.reserve(connection, reservation, NARROW)
+        await connection.execute(
+            "update reservations set expires_at = $2 where id = $1", reservation.id, expires_at
+        )
         answer = make_answer(str(uuid4()), expires_at=expires_at)
         await make_upload(connection, workspace_id, answer=answer)
 

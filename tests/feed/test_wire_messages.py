@@ -126,6 +126,25 @@ async def test_a_body_that_is_not_json_rpc_is_a_400(caller: Caller):
     assert await caller.feed() == []
 
 
+async def test_the_bytes_of_the_messages_of_one_sender_are_limited_per_minute(
+    run_site: SiteFactory,
+):
+    """Few messages can be as much as many."""
+    large = {**HELLO, "params": {"text": "x" * 900_000}}
+    async with run_site(message_bytes_per_minute=1024 * 1024) as site:
+        caller, other = await registered(site), await registered(site)
+
+        answers = [await other.message(large, to=caller) for _ in range(2)]
+        from_another = await caller.message(large, to=other)
+
+    assert [answer.status for answer in answers] == [200, 429]
+    refusal = answers[1]
+    assert refusal.json["code"] == "too_many_messages"
+    assert "bytes of messages" in refusal.json["error"]
+    assert 1 <= int(refusal.headers["Retry-After"]) <= 60
+    assert from_another.status == 200
+
+
 async def test_the_messages_of_one_sender_are_limited_per_minute(run_site: SiteFactory):
     async with run_site(messages_per_minute=3) as site:
         caller, other = await registered(site), await registered(site)

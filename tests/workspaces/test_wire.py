@@ -109,6 +109,21 @@ async def test_all_of_the_agent_card_is_kept(site: Site):
     assert (await shown(site, caller.id))["agent_card"] == card
 
 
+async def test_an_agent_card_is_bounded_and_an_older_larger_one_stays(site: Site, connections: Any):
+    """It is kept as long as its workspace; before it was bounded it could have a MiB."""
+    connection, card = await connections(), {"name": "laptop", "text": ""}
+    card["text"] = "x" * (64 * 1024 - len(json.dumps(card, separators=(",", ":"))))
+    caller = await registered(site, agent_card=card)
+    card["text"] += "x"
+
+    answer = await register(site, headers=ADMIN, agent_card=card)
+    await connection.execute("update workspaces set agent_card = $1", json.dumps(card))
+
+    assert (answer.status, answer.json["code"]) == (413, "message_too_large")
+    assert answer.json["max"] == 64 * 1024
+    assert (await shown(site, caller.id))["agent_card"] == card
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"delivery_mode": "pull"}, "delivery_mode"),
     ({"delivery_mode": ""}, "delivery_mode"),

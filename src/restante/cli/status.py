@@ -18,6 +18,7 @@ else:
     StatusFlags = flags_for("StatusFlags", DATABASE)
 
 _SHOWN_WORKSPACES = 5
+_SHOWN_WRITERS = 3
 _SHOWN_PARTITIONS = 3
 _SHOWN_TABLES = 6
 
@@ -66,6 +67,8 @@ def _show(console: Console, space: wire.SpaceView) -> None:
     console.print(_partitions(space))
     if space.workspaces:
         console.print(_workspaces(space))
+    if space.writers:
+        console.print(_writers(space))
     for pin in space.pins:
         amount = shown_bytes(pin.bytes) if pin.bytes else shown_seconds(pin.seconds)
         console.print(
@@ -112,6 +115,17 @@ def _partitions(space: wire.SpaceView) -> Table:
             "" if partition.live_bytes is None else shown_bytes(partition.live_bytes),
             "" if partition.dead_bytes is None else shown_bytes(partition.dead_bytes),
         )
+    return table
+
+
+def _writers(space: wire.SpaceView) -> Table:
+    """Where the bytes came from, also those that were aborted or acknowledged."""
+    whole_id = Column("workspace", no_wrap=True, min_width=36)
+    columns = ("written this hour", "in total", "in its feed")
+    table = Table(whole_id, *columns, box=None, pad_edge=False)
+    for one in space.writers[:_SHOWN_WRITERS]:
+        sizes = (one.this_hour_bytes, one.total_bytes, one.feed_bytes)
+        table.add_row(str(one.workspace_id), *map(shown_bytes, sizes))
     return table
 
 

@@ -1,7 +1,6 @@
 """`restante sweep`: run one sweep, or show what it would do."""
 
 import asyncio
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
@@ -57,7 +56,7 @@ def sweep(
 
 async def _plan(flags: Any) -> wire.RetentionPlan:
     async with operator_for(flags) as operator:
-        return await operator.sweep.plan(now=datetime.now(UTC))
+        return await operator.sweep.plan(now=await operator.sweep.now())
 
 
 async def _sweep(flags: Any, *, quiet: bool) -> wire.SweepReport:
@@ -65,7 +64,7 @@ async def _sweep(flags: Any, *, quiet: bool) -> wire.SweepReport:
     async with operator_for(flags) as operator:
         with console.status("sweeping"):
             return await operator.sweep.run(
-                now=datetime.now(UTC),
+                now=await operator.sweep.now(),
                 on_step=lambda step, outcome: console.print(
                     f"{step.action} {step.partition or ''}: {outcome}", style="dim"
                 ),

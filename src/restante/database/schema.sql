@@ -54,6 +54,11 @@ create table feeds (
     waiting_files  integer not null default 0 check (waiting_files >= 0),
     reserved_bytes bigint  not null default 0 check (reserved_bytes >= 0),
     reserved_files integer not null default 0 check (reserved_files >= 0),
+    -- What was written for the workspace, whatever became of it: in one hour, and since it exists.
+    written_hour   timestamptz,
+    written_bytes  bigint  not null default 0 check (written_bytes >= 0),
+    written_total  bigint  not null default 0 check (written_total >= 0),
+    feed_bytes     bigint  not null default 0 check (feed_bytes >= 0),  -- of the rows after trimmed_seq
     check (trimmed_seq <= last_seq),
     check (acked_seq <= last_seq)
 ) with (fillfactor = 50);  -- updated often, and no index with it (HOT)
@@ -113,14 +118,15 @@ create table feed (
     status        text        not null,
     error_detail  text,
     created_at    timestamptz not null,
+    bytes         integer,              -- as counted in `feed_bytes`; null: 0, from before it was counted
     primary key (workspace_id, id)
 ) partition by range (id);
 create index feed_in_order on feed (workspace_id, seq);
 
 -- Uploads in progress -----------------------------------------------------------------------------
 
--- Room in the quota, reserved for an upload that is still arriving.  What a killed server leaves
--- behind expires.
+-- Room in the quota, reserved for an upload that is still arriving.  It grows with the bytes, and lasts
+-- half a minute unless it is renewed, so what a killed server leaves behind expires.
 create table reservations (
     id           uuid        not null primary key,
     workspace_id uuid        not null,

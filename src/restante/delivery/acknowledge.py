@@ -8,8 +8,10 @@ from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database
 from restante.delivery import store
 from restante.delivery.fetch import GONE
-from restante.errors import UploadGone
+from restante.delivery.rules import Upload
+from restante.errors import RestanteError, UploadGone
 from restante.feed import store as feed
+from restante.feed.rules import UNLIMITED, WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId, new_activity_id
 
@@ -44,16 +46,18 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
     file_id: FileId,
     *,
     ack_retention: timedelta,
+    limits: WriteLimits = UNLIMITED,
     now: datetime,
 ) -> None:
     """
     Make an acknowledged file fetchable again while it is kept, and announce it again.
 
-    Raises UploadGone if it does not exist, was never acknowledged, or is due to be swept.
+    Raises UploadGone if it does not exist, was never acknowledged, or is due to be swept; and
+    FeedFull.
     """
     async with db.connection() as connection:
         found = await store.get_acked(connection, workspace_id, file_id)
-    if found is None:
+    if found is None or (found.acked_at and found.acked_at < now - ack_retention):
         raise UploadGone(GONE)
     row_id = new_activity_id(now)
 
@@ -65,13 +69,24 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
             now=now,
             acked_since=now - ack_retention,
             expires_at=now + ack_retention,
+            limits=limits,
         ):
-            raise UploadGone(GONE)
+            raise await _not_reopened(connection, found, limits)
         return True
 
     with wakeups.growing(workspace_id):
         await decided(db, commit, lambda c: feed.seq_of(c, workspace_id, row_id))
     _log("upload_reopened", workspace_id, file_id, found.size, found.name)
+
+
+async def _not_reopened(
+    connection: Connection, upload: Upload, limits: WriteLimits
+) -> RestanteError:
+    """The feed is full, or the upload was reopened or swept in the same moment."""
+    fill = await feed.fill_of(connection, upload.workspace_id)
+    size = store.announced_bytes(upload.workspace_id, [upload])
+    refusal = fill and fill.refusal(limits, feed=size, written=0)
+    return refusal or UploadGone(GONE)
 
 
 def _log(event: str, workspace_id: WorkspaceId, file_id: FileId, size: int, name: str) -> None:

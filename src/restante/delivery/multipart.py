@@ -1,6 +1,7 @@
 """Parses a multipart body as it arrives, and passes its files on piece by piece."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from email.message import Message
 
@@ -10,14 +11,13 @@ from starlette.requests import Request
 from restante.delivery.receive import Incoming
 from restante.delivery.rules import (
     MAX_FILES_PER_REQUEST,
+    MAX_FORM_BYTES,
     MAX_REQUEST_BYTES,
-    MIB,
     request_too_large,
 )
 from restante.errors import RequestTooLarge, TooManyFiles, UploadMalformed, UploadTooSlow
 
-# The files, and the names, headers and boundaries around them.
-MAX_BODY_BYTES = MAX_REQUEST_BYTES + MIB
+MAX_BODY_BYTES = MAX_REQUEST_BYTES + MAX_FORM_BYTES
 _MAX_PARTS = MAX_FILES_PER_REQUEST + 64  # other fields of the form are ignored
 _MAX_BOUNDARY = 200
 _MAX_CONTENT_TYPE = 500  # the email package parses it in quadratic time
@@ -39,17 +39,13 @@ def declared_length(request: Request) -> int | None:
     return length
 
 
-async def receive_files(request: Request, incoming: Incoming, *, within_seconds: float) -> None:
+async def receive_files(
+    request: Request, incoming: Incoming, *, within_seconds: float, idle_seconds: float
+) -> None:
     """Receive every part named `files`; raises what is wrong with the body."""
     parser = _parser(request)
     try:
-        async with asyncio.timeout(within_seconds):
-            await _parse(request, parser, incoming)
-    except TimeoutError as error:
-        raise UploadTooSlow(
-            f"The body did not arrive within {within_seconds:.0f} s.",
-            seconds=round(within_seconds),
-        ) from error
+        await _parse(_pieces(request, within_seconds, idle_seconds), parser, incoming)
     except ParserLimitReached as error:
         if "segment count" in str(error):
             raise TooManyFiles(
@@ -81,9 +77,41 @@ def _boundary(content_type: str) -> str:
     return header.get_boundary("") if is_form else ""
 
 
-async def _parse(request: Request, parser: PushMultipartParser, incoming: Incoming) -> None:
+async def _pieces(
+    request: Request, within_seconds: float, idle_seconds: float
+) -> AsyncIterator[bytes]:
+    """The body as it arrives; raises UploadTooSlow if it stands still or takes too long."""
+    loop, stream = asyncio.get_running_loop(), aiter(request.stream())
+    ends_at = loop.time() + within_seconds
+    request.state.body_has_begun = True
+    while True:
+        seconds = min(ends_at - loop.time(), idle_seconds)
+        try:
+            # Only the wait for the sender counts as idle, not the time that we take to store.
+            async with asyncio.timeout(seconds):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise _too_slow(seconds, within_seconds, idle_seconds) from error
+        yield piece
+
+
+def _too_slow(seconds: float, within_seconds: float, idle_seconds: float) -> UploadTooSlow:
+    if seconds < idle_seconds:
+        sentence = f"The body did not arrive within {within_seconds:.0f} s."
+        return UploadTooSlow(sentence, seconds=round(within_seconds))
+    return UploadTooSlow(
+        f"No more of the body arrived for {idle_seconds:.0f} s.", seconds=round(idle_seconds)
+    )
+
+
+async def _parse(
+    pieces: AsyncIterator[bytes], parser: PushMultipartParser, incoming: Incoming
+) -> None:
+    """A segment begins a part, bytes are its contents, None ends it; other fields are ignored."""
     received = 0
-    async for piece in request.stream():
+    async for piece in pieces:
         received += len(piece)
         if received > MAX_BODY_BYTES:
             raise request_too_large()

@@ -10,8 +10,11 @@ select $1, $2, piece.file_id, piece.seq, piece.bytes
 -- All or nothing: the counter, the files, their feed rows, the last bytes and the remembered answer
 -- are one statement, so a small request is one round trip.  It returns no row, and stores nothing,
 -- when there is no room or when the key was used before.  (A new key for which there is no room would
--- be remembered anyway; the caller wraps a request with a key in a transaction.)
-with remembered as (
+-- be remembered anyway; the caller wraps a request with a key in a transaction.)  Without a bucket the
+-- bytes go to the current one by the database's clock, which the sweep uses too.
+with target as materialized (
+    select coalesce($11::timestamptz, date_trunc('second', statement_timestamp())) as bucket
+), remembered as (
     insert into answers (workspace_id, idempotency_key, fingerprint, answer, expires_at)
     select $1, $2, $3, $4, $5 where $2::text is not null
         on conflict (workspace_id, idempotency_key) do update
@@ -27,33 +30,41 @@ with remembered as (
            waiting_files = waiting_files + $7::int,
            waiting_bytes = waiting_bytes + $8::bigint,
            reserved_files = reserved_files - coalesce((select files from promised), 0),
-           reserved_bytes = reserved_bytes - coalesce((select bytes from promised), 0)
+           reserved_bytes = reserved_bytes - coalesce((select bytes from promised), 0),
+           feed_bytes = feed_bytes + $29::bigint,
+           written_hour = hour.starts,
+           written_bytes = greatest(
+               case written_hour when hour.starts then written_bytes else 0 end + $30::bigint, 0),
+           written_total = greatest(written_total + $30::bigint, 0)
+      from (select date_trunc('hour', statement_timestamp(), 'UTC') as starts) as hour
      where workspace_id = $1
        and ($2::text is null or exists (select from remembered))
        and ($6::uuid is null or exists (select from promised))
        and waiting_bytes + reserved_bytes - coalesce((select bytes from promised), 0) + $8 <= $9
        and waiting_files + reserved_files - coalesce((select files from promised), 0) + $7 <= $10
+       and feed_bytes + $29::bigint <= $31
+       and case written_hour when hour.starts then written_bytes else 0 end + $30::bigint <= $32
     returning last_seq
 ), freed as (
     delete from reservations using room where id = $6
 ), stored as (
     insert into uploads (workspace_id, file_id, bucket, name, mimetype, size, sha256,
                          created_at, expires_at)
-    select $1, file.id, $11, file.name, file.mimetype, file.size, file.sha256, $12, $13
-      from room, unnest($14::uuid[], $15::text[], $16::text[], $17::bigint[], $18::bytea[])
+    select $1, file.id, target.bucket, file.name, file.mimetype, file.size, file.sha256, $12, $13
+      from room, target, unnest($14::uuid[], $15::text[], $16::text[], $17::bigint[], $18::bytea[])
               as file (id, name, mimetype, size, sha256)
 ), kept as (
     insert into chunks (bucket, workspace_id, file_id, seq, bytes)
-    select $11, $1, piece.file_id, piece.seq, piece.bytes
-      from room, unnest($19::uuid[], $20::int[], $21::bytea[]) as piece (file_id, seq, bytes)
+    select target.bucket, $1, piece.file_id, piece.seq, piece.bytes
+      from room, target, unnest($19::uuid[], $20::int[], $21::bytea[]) as piece (file_id, seq, bytes)
 ), announced as (
     insert into feed (id, workspace_id, seq, activity_type, target_id, method, summary,
-                      request_body, status, created_at)
+                      request_body, status, created_at, bytes)
     -- The bodies are sent as text: an application's connection may have its own codec for json.
     select line.id, $1, room.last_seq - $7 + line.number, $22, $1, $23, line.summary,
-           line.body::json, $24, $12
-      from room, unnest($25::uuid[], $26::text[], $27::text[])
-              with ordinality as line (id, summary, body, number)
+           line.body::json, $24, $12, line.bytes
+      from room, unnest($25::uuid[], $26::text[], $27::text[], $28::int[])
+              with ordinality as line (id, summary, body, bytes, number)
 )
 select last_seq from room;
 
@@ -130,24 +141,27 @@ select exists (select from acked) as is_first, not exists (select from locked) a
 
 -- name: reopen
 -- For a workspace that acknowledged a file and then lost it: the file can be fetched again, counts in
--- the quota again, and is announced again.
+-- the quota again, and is announced again.  Not if the feed is full: whoever acknowledges and reopens
+-- in turns would fill it.
 with reopened as (
     update uploads
        set acked_at = null, fetched_at = null, expires_at = greatest(expires_at, $4)
      where workspace_id = $1 and file_id = $2 and acked_at >= $3
+       and exists (select from feeds where workspace_id = $1 and feed_bytes + $12::int <= $13)
     returning size, name
 ), counter as (
     update feeds
        set last_seq = last_seq + 1,
-           waiting_bytes = waiting_bytes + reopened.size, waiting_files = waiting_files + 1
+           waiting_bytes = waiting_bytes + reopened.size, waiting_files = waiting_files + 1,
+           feed_bytes = feed_bytes + $12::int, written_total = written_total + $12::int
       from reopened
      where workspace_id = $1
     returning last_seq
 ), announced as (
     insert into feed (id, workspace_id, seq, activity_type, target_id, method, summary,
-                      request_body, status, created_at)
+                      request_body, status, created_at, bytes)
     select $5, $1, counter.last_seq, announcement.activity_type, $1, announcement.method,
-           announcement.summary, announcement.body, announcement.status, $6
+           announcement.summary, announcement.body, announcement.status, $6, $12
       from counter, (values ($7, $8, $9, $10::json, $11))
                         as announcement (activity_type, method, summary, body, status)
 )
@@ -239,19 +253,56 @@ select count(*) filter (where was_acked) as acked, count(*) filter (where not wa
   from gone;
 
 -- name: reserve
--- Nothing is visible yet, so the commit is not synced.  Returns no row when there is no room.
-with room as (
+-- Takes room, or changes a reservation to this much, and counts what is about to be written.  Either
+-- way the reservation lasts from now on, by the database's clock: the servers' clocks differ.  Nothing
+-- is visible yet, so the commit is not synced.  Returns no row when there is no room; $11 must fit too.
+with held as (
+    select bytes, files from reservations where id = $1 for update
+), room as (
     update feeds
-       set reserved_bytes = reserved_bytes + $3, reserved_files = reserved_files + $4
-      from (select set_config('synchronous_commit', 'off', true)) as unsynced
+       set reserved_bytes = reserved_bytes + $3::bigint - coalesce((select bytes from held), 0),
+           reserved_files = reserved_files + $4::int - coalesce((select files from held), 0),
+           written_hour = hour.starts,
+           written_bytes = case written_hour when hour.starts then written_bytes else 0 end + $9::bigint,
+           written_total = written_total + $9::bigint
+      from (select date_trunc('hour', clock_timestamp(), 'UTC') as starts,
+                   set_config('synchronous_commit', 'off', true)) as hour
      where workspace_id = $2
-       and waiting_bytes + reserved_bytes + $3 <= $5
-       and waiting_files + reserved_files + $4 <= $6
+       and waiting_bytes + reserved_bytes - coalesce((select bytes from held), 0)
+           + greatest($3::bigint, $11::bigint) <= $5
+       and waiting_files + reserved_files - coalesce((select files from held), 0) + $4 <= $6
+       and case written_hour when hour.starts then written_bytes else 0 end + $9::bigint <= $10
     returning true
 )
 insert into reservations (id, workspace_id, bucket, bytes, files, expires_at)
-select $1, $2, $8, $3, $4, $7 from room
-returning id;
+select $1, $2, coalesce($8::timestamptz, date_trunc('second', clock_timestamp())), $3, $4, clock_timestamp() + $7::interval
+  from room
+    on conflict (id) do update
+   set bytes = excluded.bytes, files = excluded.files, expires_at = excluded.expires_at
+returning bucket, not exists (select from held) as is_new;
+
+-- name: renew
+-- Returns those that exist.  A locked one is being published or released.
+with unlocked as (
+    select id from reservations where id = any($1::uuid[]) for update skip locked
+), renewed as (
+    update reservations set expires_at = clock_timestamp() + $2::interval
+      from unlocked, (select set_config('synchronous_commit', 'off', true)) as unsynced
+     where reservations.id = unlocked.id
+)
+select id from reservations where id = any($1::uuid[]);
+
+-- name: is_kept
+-- Whether the bytes that a file has in a bucket stay: they do if the bucket is not sealed after a
+-- reservation names it.
+select exists (
+    select from chunks
+     where bucket = $1 and workspace_id = $2 and file_id = $3
+       and not exists (select from pg_trigger
+                        where tgrelid = chunks.tableoid and tgname = 'sealed')
+       and not exists (select from pg_constraint
+                        where conrelid = chunks.tableoid and conname = 'sealed')
+);
 
 -- name: release
 with freed as (
@@ -318,9 +369,6 @@ select coalesce(sum(waiting_bytes), 0)::bigint as waiting_bytes,
 -- name: workspace_frees_at
 select expires_at from uploads
  where workspace_id = $1 and acked_at is null order by expires_at limit 1;
-
--- name: server_frees_at
-select expires_at from uploads where acked_at is null order by expires_at limit 1;
 
 -- name: due_uploads
 -- Two index ranges, both empty when nothing is due; counted up to a limit, whatever the backlog.

@@ -4,26 +4,28 @@ Files come in, and are published together or not at all.
 A request's files are hashed and cut into chunks as they arrive.  While about 1 MiB of chunks is
 being written, the next arrives, so a transfer holds a few chunks in memory whatever its size.  A
 request that fits into that is written and published in a single statement.  A larger one first
-reserves room in the quota of its workspace.  Nothing is visible before it is published; what an
-aborted request has written is unreachable, and leaves with its bucket.
+reserves room in the quota of its workspace.  What it claims grows with what has arrived: a declared
+size costs its sender nothing, so it takes no room from others.  Nothing is visible before it is
+published; what an aborted request has written is unreachable, and leaves with its bucket.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from uuid import UUID, uuid4
 
 import msgspec
 import structlog
 
 from restante import wire
+from restante.database import partitions
 from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database, is_in_transaction, translated
 from restante.delivery import rules, store
 from restante.delivery.blobs import WINDOW_CHUNKS, Blobs
+from restante.delivery.reservations import Reservations, Room
 from restante.delivery.rules import (
     CHUNK_BYTES,
     MAX_FILE_BYTES,
@@ -35,6 +37,7 @@ from restante.delivery.rules import (
     ReceivePolicy,
     Usage,
 )
+from restante.delivery.subject import CHUNKS
 from restante.errors import (
     BadRequest,
     FileTooLarge,
@@ -47,6 +50,7 @@ from restante.errors import (
     WorkspaceUnknown,
 )
 from restante.feed import store as feed
+from restante.feed.rules import UNLIMITED, WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
 
@@ -63,18 +67,21 @@ _USAGE_FRESH_SECONDS = 1.0
 class Receiver:
     """Receives files for all workspaces, within their quotas and the server's."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each argument is one fact, named by its caller
         self,
         db: Database,
         blobs: Blobs,
         wakeups: Wakeups,
         policy: ReceivePolicy,
         *,
+        limits: WriteLimits = UNLIMITED,
         usage_fresh_seconds: float = _USAGE_FRESH_SECONDS,
     ) -> None:
         self.db = db
         self.blobs = blobs
         self.policy = policy
+        self.limits = limits
+        self.reservations = Reservations(db, policy.quota, limits)
         self._wakeups = wakeups
         self._in_progress: set[Incoming] = set()
         self._server = store.ServerUsage(0, 0, 0, 0)
@@ -82,14 +89,15 @@ class Receiver:
         self._usage_fresh_seconds = usage_fresh_seconds
         self._server_lock = asyncio.Lock()
         self._published_since = NOTHING
+        self._stored_bytes = 0
+        self._claimed_since_bytes = 0
 
     @asynccontextmanager
     async def receive(
         self,
         workspace_id: WorkspaceId,
-        declared_bytes: int,
+        declared_bytes: int | None,
         *,
-        now: datetime,
         ttl: timedelta | None = None,
         repeats_key: bool = False,
     ) -> "AsyncIterator[Incoming]":
@@ -97,20 +105,24 @@ class Receiver:
         Receive one request's files; unless they are published inside, nothing remains of them.
 
         The files of a request that repeats an idempotency key are hashed and not stored.  Raises
-        BadRequest for a TTL outside of the operator's limits, and ServerFull.
+        BadRequest for a TTL outside of the operator's limits; QuotaTooSmall and ServerFull if the
+        declared size can not fit.
         """
         if ttl is not None:
             self.policy.check_ttl(ttl)
+        expected = min(declared_bytes or 0, self.policy.quota.max_bytes)
         incoming = Incoming(
             self,
             workspace_id,
             ttl=ttl or self.policy.ttl,
-            room_until=now + 2 * rules.time_allowed(declared_bytes, self.policy.pace),
+            declared_bytes=declared_bytes,
             is_stored=not repeats_key,
+            room=Room(workspace_id, expected_bytes=expected),
         )
         if not repeats_key:
-            incoming.claimed = Usage(min(declared_bytes, self.policy.quota.max_bytes), 1)
-            await self.check_server(incoming.claimed, now=now)
+            rules.check_fits_ever(self.policy.quota, declared_bytes or 0)
+            await self.check_server(Usage(expected, 1))
+            incoming.claimed = Usage(0, 1)
         self._in_progress.add(incoming)
         try:
             yield incoming
@@ -127,14 +139,18 @@ class Receiver:
         incoming.is_closed = True
         if incoming.joined:
             if incoming.is_undecided:
-                return  # the transaction locks the reservation; after a rollback it expires
+                # The transaction locks the reservation; after a rollback it expires.
+                self.reservations.forget(incoming.room)
+                return
             await self._look_up(incoming)
         if incoming.is_unknown:  # without a commit, the reservation expires
+            self.reservations.forget(incoming.room)
             self._wakeups.grew(incoming.workspace_id)
             return
         if not incoming.is_published:
             await incoming.abort()
             return
+        self.reservations.forget(incoming.room)
         self._wakeups.grew(incoming.workspace_id)
         self._published_since = Usage(
             self._published_since.bytes + incoming.total_bytes,
@@ -160,26 +176,48 @@ class Receiver:
         else:
             incoming.is_published = found is not None
 
-    async def check_server(self, extra: Usage, *, now: datetime) -> None:
+    async def claim(self, incoming: "Incoming", wanted: Usage, *, now: datetime) -> None:
+        """Claim this much in all for an upload; raises WorkspaceFull and ServerFull."""
+        extra = Usage(wanted.bytes - incoming.claimed.bytes, wanted.files - incoming.claimed.files)
+        its = sum(
+            one.claimed.bytes
+            for one in self._in_progress
+            if one.workspace_id == incoming.workspace_id
+        )
+        if its + extra.bytes > self.policy.quota.max_bytes:
+            async with self.db.connection() as connection:
+                raise await incoming.no_room(connection, now=now)
+        await self.check_server(extra)
+        incoming.claimed = wanted
+        self._claimed_since_bytes += extra.bytes
+
+    async def check_server(self, extra: Usage) -> None:
         """Raise ServerFull unless the server has room for that much more."""
         async with self._server_lock:
             if time.monotonic() - self._server_read_at >= self._usage_fresh_seconds:
-                # What commits during the read may be counted twice for a second, never not at all.
-                self._published_since = NOTHING
-                async with self.db.connection() as connection:
-                    self._server = await store.usage_of_server(connection)
-                self._server_read_at = time.monotonic()
-        usage, quota = self._server_usage(), self.policy.server_quota
-        if not usage.fits(quota, extra):
-            async with self.db.connection() as connection:
-                frees_at = await store.server_frees_at(connection)
-            raise rules.server_full(usage, quota, frees_at, now=now)
+                await self._read_usage()
+        if not self._server_usage().fits(self.policy.server_quota, extra):
+            raise rules.server_full()
+        stored = self._stored_bytes + self._claimed_since_bytes
+        if stored + extra.bytes > self.policy.server_max_stored_bytes:
+            raise rules.server_stored_full()
+
+    async def _read_usage(self) -> None:
+        """What all workspaces have, and what the chunks of all files, dead ones too, occupy."""
+        # What commits during the read may be counted twice for a second, never not at all.
+        self._published_since, self._claimed_since_bytes = NOTHING, 0
+        async with self.db.connection() as connection:
+            self._server = await store.usage_of_server(connection)
+            buckets = await partitions.partitions_of(connection, [CHUNKS])
+            sizes = await partitions.sizes(connection, [bucket.name for bucket in buckets])
+        self._stored_bytes = sum(size or 0 for size in sizes.values())
+        self._server_read_at = time.monotonic()
 
     def _server_usage(self) -> Usage:
         """What the database had when it was read, and what this process has accepted since."""
         read, since = self._server, self._published_since
         ours = [one.claimed for one in self._in_progress]
-        reserved = [one.reserved for one in self._in_progress]
+        reserved = [one.room.usage for one in self._in_progress]
         others_bytes = max(read.reserved_bytes - sum(one.bytes for one in reserved), 0)
         others_files = max(read.reserved_files - sum(one.files for one in reserved), 0)
         return Usage(
@@ -195,19 +233,17 @@ class Incoming:
     _receiver: Receiver
     workspace_id: WorkspaceId
     ttl: timedelta
-    room_until: datetime
+    declared_bytes: int | None  # of the whole body, which is more than the files; None: not known
     is_stored: bool  # False: only hashed
+    room: Room  # in the workspace's quota, reserved once chunks are written ahead
     claimed: Usage = NOTHING  # room in the server's quota
     files: list[IncomingFile] = field(default_factory=list[IncomingFile])
     total_bytes: int = 0
-    reservation: UUID | None = None  # room in the workspace's quota, once chunks are written ahead
-    reserved: Usage = NOTHING  # how much of `claimed` the database counts as reserved
     is_published: bool = False
     is_unknown: bool = False  # the database did not say whether they were published
     joined: Connection | None = None  # whose transaction the caller commits, or not
     is_closed: bool = False
     open_file: IncomingFile | None = None  # the one that is arriving now
-    _bucket: datetime | None = None
     _chunks: list[Chunk] = field(default_factory=list[Chunk])  # not written yet
     _writing: "asyncio.Task[None] | None" = None
 
@@ -229,8 +265,7 @@ class Incoming:
                 max=MAX_FILES_PER_REQUEST,
             )
         if self.is_stored and count > self.claimed.files:
-            await self._receiver.check_server(Usage(0, 1), now=now)
-            self.claimed = Usage(self.claimed.bytes, count)
+            await self._receiver.claim(self, Usage(self.claimed.bytes, count), now=now)
         self.open_file = IncomingFile(rules.clean_name(name), rules.clean_mimetype(mimetype))
 
     async def write(self, piece: bytes, *, now: datetime) -> None:
@@ -246,6 +281,7 @@ class Incoming:
             raise rules.quota_too_small(quota, bytes=self.total_bytes, files=files)
         # A file that is too large is counted to its end, so that the refusal can say its size.
         if file.size <= MAX_FILE_BYTES:
+            await self._claim(now=now)
             await self._add(file.add(piece), now=now)
 
     async def end_file(self, *, now: datetime) -> None:
@@ -264,6 +300,13 @@ class Incoming:
         await self._add(file.end(), now=now)
         self.files.append(file)
 
+    async def _claim(self, *, now: datetime) -> None:
+        """Claim room for what has arrived and for some of what may follow."""
+        if self.is_stored and self.total_bytes > self.claimed.bytes:
+            quota = self._receiver.policy.quota
+            wanted = rules.claim_for(self.total_bytes, self.declared_bytes, quota)
+            await self._receiver.claim(self, Usage(wanted, self.claimed.files), now=now)
+
     async def _add(self, chunks: Sequence[Chunk], *, now: datetime) -> None:
         """Collect chunks, and write them as soon as they are worth a statement."""
         if not self.is_stored:
@@ -275,42 +318,37 @@ class Incoming:
 
     async def _write_ahead(self, *, now: datetime) -> None:
         """Write the collected chunks while more arrive; one write at a time."""
-        bucket = await self._reserve(now=now)
         if self._writing:
             await self._writing
+        bucket = await self._reserve(now=now)
         chunks, self._chunks = self._chunks, []
+        self.room.written = chunks[0].file_id
         self._writing = asyncio.create_task(
             self._receiver.blobs.put(self.workspace_id, bucket, chunks)
         )
 
     async def _reserve(self, *, now: datetime) -> datetime:
         """
-        Reserve room in the workspace's quota before the first bytes are stored; their bucket.
+        Reserve what is claimed in the workspace's quota before bytes are stored; their bucket.
 
-        The bucket is chosen now, not when the request began: only a reservation protects it.
+        The bucket is chosen with the first bytes, not when the request began: only a reservation
+        protects it.
         """
-        if self.reservation and self._bucket:
-            return self._bucket
-        bucket, quota = rules.bucket_of(now), self._receiver.policy.quota
-        reservation = store.Reservation(
-            uuid4(), self.workspace_id, bucket, self.claimed, self.room_until
-        )
-        # Known before the statement ends: one that is cancelled may have been committed.
-        self.reservation = reservation.id
-        async with self._receiver.db.connection() as connection:
-            if not await store.reserve(connection, reservation, quota):
-                self.reservation = None
-                raise await self._workspace_full(connection, now=now)
-        self.reserved, self._bucket = self.claimed, bucket
-        return bucket
+        room = self.room
+        if not (room.bucket and room.covers(self.claimed)):
+            async with self._receiver.db.connection() as connection:
+                if not await self._receiver.reservations.reserve(connection, room, self.claimed):
+                    raise await self.no_room(connection, now=now)
+        assert room.bucket is not None  # noqa: S101 - it was reserved
+        return room.bucket
 
     async def publish(self, *, now: datetime, key: str | None = None) -> wire.UploadAnswer:
         """
         Make the files visible in one synced commit; returns the answer for the sender.
 
         With an idempotency key that was used before, that is the first answer, and nothing is
-        stored.  Raises KeyReused, WorkspaceFull, UploadTooSlow if the reservation has expired, or
-        OutcomeUnknown.
+        stored.  Raises KeyReused, WorkspaceFull, TooMuchWritten, FeedFull, UploadTooSlow if the
+        reservation has expired, or OutcomeUnknown.
         """
         batch = await self._batch(now=now, key=key)
         publish = store.publish_with_key if key else store.publish
@@ -356,6 +394,7 @@ class Incoming:
             raise UploadMalformed("The request holds no part named files.")
         if self._writing:
             await self._writing
+            await self._reserve(now=now)
         answer = None
         if key:
             expires_at = now + self._receiver.policy.answers_kept
@@ -363,13 +402,15 @@ class Incoming:
             answer = store.Answer(key, rules.fingerprint(self.files), json, expires_at)
         return store.Batch(
             workspace_id=self.workspace_id,
-            bucket=self._bucket or rules.bucket_of(now),
+            bucket=self.room.bucket,
             created_at=now,
             expires_at=now + self.ttl,
             files=self.files,
             chunks=self._chunks,
             quota=self._receiver.policy.quota,
-            reservation=self.reservation,
+            limits=self._receiver.limits,
+            reservation=self.room.id if self.room.bucket else None,
+            counted_bytes=self.room.counted_bytes,
             answer=answer,
         )
 
@@ -390,16 +431,31 @@ class Incoming:
         """Why nothing was published: there is no room, or the reservation has expired."""
         usage = await store.usage_of(connection, self.workspace_id)
         wanted = Usage(self.total_bytes, len(self.files))
-        if usage and usage.fits(self._receiver.policy.quota, wanted):
-            return UploadTooSlow("The upload took longer than its room is reserved; send it again.")
-        return await self._workspace_full(connection, now=now)
-
-    async def _workspace_full(self, connection: Connection, *, now: datetime) -> RestanteError:
-        usage = await store.usage_of(connection, self.workspace_id)
-        if usage is None:
+        if usage and not usage.fits(self._receiver.policy.quota, wanted):
+            return await self.no_room(connection, now=now)
+        fill = await feed.fill_of(connection, self.workspace_id)
+        if fill is None:
             return WorkspaceUnknown()
+        feed_bytes = store.announced_bytes(self.workspace_id, self.files)
+        written = self.total_bytes + feed_bytes - self.room.counted_bytes
+        refusal = fill.refusal(self._receiver.limits, feed=feed_bytes, written=written)
+        sentence = "The upload took longer than its room is reserved; send it again."
+        return refusal or UploadTooSlow(sentence)
+
+    async def no_room(self, connection: Connection, *, now: datetime) -> RestanteError:
+        """Why no more can be reserved for the workspace."""
+        quota, limits = self._receiver.policy.quota, self._receiver.limits
+        if rules.is_too_large_for(quota, self.declared_bytes or 0):
+            return rules.quota_too_small(quota, bytes=self.declared_bytes or 0, files=1)
+        usage = await store.usage_of(connection, self.workspace_id)
+        fill = await feed.fill_of(connection, self.workspace_id)
+        if usage is None or fill is None:
+            return WorkspaceUnknown()
+        growth = self.claimed.bytes - self.room.counted_bytes
+        if refusal := fill.refusal(limits, feed=0, written=growth):
+            return refusal
         frees_at = await store.workspace_frees_at(connection, self.workspace_id)
-        return rules.workspace_full(usage, self._receiver.policy.quota, frees_at, now=now)
+        return rules.workspace_full(usage, quota, frees_at, now=now)
 
     def _answer(self) -> wire.UploadAnswer:
         files = [
@@ -418,9 +474,4 @@ class Incoming:
         if self._writing:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
-        if self.reservation:
-            reservation, self.reservation = self.reservation, None
-            # The sender is told why it was aborted; what cannot be released now expires later.
-            with suppress(RestanteError):
-                async with self._receiver.db.connection() as connection:
-                    await store.release(connection, reservation)
+        await self._receiver.reservations.release(self.room)

@@ -25,6 +25,16 @@ MAX_REQUEST_BYTES = 50 * MIB
 MAX_FILES_PER_REQUEST = 64
 CHUNK_BYTES = 256 * 1024
 
+# The names, headers and boundaries of a form around its files: at most, and as a rule.
+MAX_FORM_BYTES = MIB
+_USUAL_FORM_BYTES = 4096
+
+# How much room an upload claims beyond what has arrived.
+_MAX_CLAIMED_AHEAD = 4 * MIB
+
+# When to ask again if the server is full: nobody knows who acknowledges when.
+_SERVER_RETRY_SECONDS = 60
+
 # The method of the feed row that announces a file.
 UPLOAD_METHOD = "chat_upload_receive"
 
@@ -34,6 +44,7 @@ PENDING = "platform-pending:"
 _MAX_NAME = 100
 _MAX_EXTENSION = 16
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
+_MAX_TYPE = 255  # twice the 127 characters of RFC 6838, and a slash
 _MIME_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~]+")
 UNKNOWN_TYPE = "application/octet-stream"
 
@@ -119,9 +130,9 @@ def _shortened(name: str) -> str:
 
 
 def clean_mimetype(mimetype: str) -> str:
-    """The type without parameters; empty stays empty, a malformed one becomes octet-stream."""
+    """The type without parameters; a malformed or too long one becomes octet-stream."""
     bare = mimetype.partition(";")[0].strip()
-    if not bare or _MIME_TYPE.fullmatch(bare):
+    if not bare or (len(bare) <= _MAX_TYPE and _MIME_TYPE.fullmatch(bare)):
         return bare
     return UNKNOWN_TYPE
 
@@ -166,6 +177,7 @@ class Pace(NamedTuple):
 
     grace_seconds: float  # however small it is
     min_bytes_per_second: int
+    idle_seconds: float = 20.0  # without a single byte
 
 
 def time_allowed(declared_bytes: int, pace: Pace) -> timedelta:
@@ -199,6 +211,27 @@ class Usage:
 NOTHING = Usage(0, 0)
 
 
+def claim_for(arrived: int, declared: int | None, quota: Quota) -> int:
+    """
+    How many bytes an upload claims: what has arrived and as much again, up to a few MiB.
+
+    Never what was only declared: a sender must send to take room from others.
+    """
+    ahead = arrived + min(arrived, _MAX_CLAIMED_AHEAD)
+    return max(arrived, min(ahead, quota.max_bytes, ahead if declared is None else declared))
+
+
+def check_fits_ever(quota: Quota, declared: int) -> None:
+    """Raise QuotaTooSmall for a body that is too large for the quota, whatever its form takes."""
+    if declared - MAX_FORM_BYTES > quota.max_bytes:
+        raise quota_too_small(quota, bytes=declared, files=1)
+
+
+def is_too_large_for(quota: Quota, declared: int) -> bool:
+    """Whether the files of such a body are most likely too large for an empty workspace."""
+    return declared - _USUAL_FORM_BYTES > quota.max_bytes
+
+
 def request_too_large() -> RequestTooLarge:
     """The refusal of a request whose files have too many bytes."""
     return RequestTooLarge(
@@ -220,37 +253,34 @@ def workspace_full(
     usage: Usage, quota: Quota, frees_at: datetime | None, *, now: datetime
 ) -> WorkspaceFull:
     """The refusal when a workspace has too many unacknowledged files."""
+    seconds = max(1, math.ceil((frees_at - now).total_seconds())) if frees_at else None
     return WorkspaceFull(
         f"This workspace has {usage.files} unacknowledged files of {usage.bytes} bytes; at most "
         f"{quota.max_files} files of {quota.max_bytes} bytes are allowed. There is room again when "
         f"it acknowledges some, or when the first of them expires.",
-        **_facts(usage, quota, frees_at, now),
+        waiting_bytes=usage.bytes,
+        waiting_files=usage.files,
+        max_bytes=quota.max_bytes,
+        max_files=quota.max_files,
+        frees_at=frees_at.isoformat() if frees_at else None,
+        retry_after_seconds=seconds,
     )
 
 
-def server_full(
-    usage: Usage, quota: Quota, frees_at: datetime | None, *, now: datetime
-) -> ServerFull:
-    """The refusal when the server holds as much as it may."""
+def server_full() -> ServerFull:
+    """The refusal when the server holds as much as it may; it says nothing about workspaces."""
     return ServerFull(
-        f"This server is full: {usage.bytes} of {quota.max_bytes} bytes and {usage.files} of "
-        f"{quota.max_files} files are unacknowledged, for all workspaces together.",
-        **_facts(usage, quota, frees_at, now),
+        "This server has no room for more files at the moment.",
+        retry_after_seconds=_SERVER_RETRY_SECONDS,
     )
 
 
-def _facts(
-    usage: Usage, quota: Quota, frees_at: datetime | None, now: datetime
-) -> dict[str, str | float | None]:
-    seconds = max(1, math.ceil((frees_at - now).total_seconds())) if frees_at else None
-    return {
-        "waiting_bytes": usage.bytes,
-        "waiting_files": usage.files,
-        "max_bytes": quota.max_bytes,
-        "max_files": quota.max_files,
-        "frees_at": frees_at.isoformat() if frees_at else None,
-        "retry_after_seconds": seconds,
-    }
+def server_stored_full() -> ServerFull:
+    """The refusal when dead and live bytes together take all the disk that they may."""
+    return ServerFull(
+        "This server has no disk space for more files until deleted ones are swept.",
+        retry_after_seconds=_SERVER_RETRY_SECONDS,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +292,7 @@ class ReceivePolicy:
     ttl_max: timedelta
     quota: Quota  # of each workspace
     server_quota: Quota
+    server_max_stored_bytes: int  # on disk, dead bytes too
     answers_kept: timedelta
     pace: Pace
 

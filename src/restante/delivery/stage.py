@@ -58,7 +58,7 @@ async def staging(
     if not files:
         raise BadRequest("There is nothing to stage: give at least one file.")
     total = sum(len(file.content) for file in files)
-    async with receiver.receive(workspace_id, total, now=now) as incoming:
+    async with receiver.receive(workspace_id, total) as incoming:
         for file in files:
             await incoming.begin_file(file.name, file.mimetype, now=now)
             await incoming.write(file.content, now=now)

@@ -1,9 +1,10 @@
 """The rows of uploads and of what belongs to them: chunks, reservations, remembered answers."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from restante import wire
@@ -18,10 +19,13 @@ from restante.delivery.rules import (
     Upload,
     Usage,
 )
-from restante.feed.rules import RECEIVED
+from restante.feed.rules import RECEIVED, UNLIMITED, WriteLimits, row_bytes
 from restante.ids import ActivityId, FileId, WorkspaceId, new_activity_id
 
 queries = sql.load("restante.delivery")
+
+# What a file takes beside its bytes and its feed row: rows in two tables, entries in six indexes.
+FILE_BYTES = 1024
 
 BEGINNING = (datetime.fromtimestamp(0, UTC), UUID(int=0))
 
@@ -43,19 +47,33 @@ class Batch:
     """Everything that one commit makes visible."""
 
     workspace_id: WorkspaceId
-    bucket: datetime
+    bucket: datetime | None = None  # None: the current one
     created_at: datetime
     expires_at: datetime
     files: Sequence[IncomingFile]
     chunks: Sequence[Chunk]  # those that were not written ahead
     quota: Quota
+    limits: WriteLimits = UNLIMITED
     reservation: UUID | None = None
+    counted_bytes: int = 0  # as written, with the reservation
     answer: Answer | None = None
     activity_ids: Sequence[ActivityId] = field(init=False)  # known before the commit
 
     def __post_init__(self) -> None:
         ids = [new_activity_id(self.created_at) for _ in self.files]
         object.__setattr__(self, "activity_ids", ids)
+
+    @property
+    def feed_bytes(self) -> int:
+        """How much its announcements count in the feed."""
+        return announced_bytes(self.workspace_id, self.files)
+
+    @property
+    def written_bytes(self) -> int:
+        """What it writes and was not counted before; negative if less came than was counted."""
+        answer_bytes = len(self.answer.json) if self.answer else 0
+        stored = sum(file.size + FILE_BYTES for file in self.files)
+        return stored + answer_bytes + self.feed_bytes - self.counted_bytes
 
 
 async def publish(connection: Connection, batch: Batch) -> int | None:
@@ -66,6 +84,7 @@ async def publish(connection: Connection, batch: Batch) -> int | None:
     idempotency key is taken.
     """
     files, chunks, answer = batch.files, batch.chunks, batch.answer
+    lines = [_announcement(batch.workspace_id, file) for file in files]
     return await connection.fetchval(
         queries.publish,
         batch.workspace_id,
@@ -93,9 +112,19 @@ async def publish(connection: Connection, batch: Batch) -> int | None:
         UPLOAD_METHOD,
         "ok",
         batch.activity_ids,
-        [f"{UPLOAD_METHOD}: {file.name}" for file in files],
-        [rules.announcement(batch.workspace_id, file) for file in files],
+        [summary for _, summary, _ in lines],
+        [body for _, _, body in lines],
+        [row_bytes(*line) for line in lines],
+        batch.feed_bytes,
+        batch.written_bytes,
+        batch.limits.max_feed_bytes,
+        batch.limits.max_written_bytes,
     )
+
+
+def _announcement(workspace_id: WorkspaceId, file: IncomingFile | Upload) -> tuple[str, str, str]:
+    summary = f"{UPLOAD_METHOD}: {file.name}"
+    return UPLOAD_METHOD, summary, rules.announcement(workspace_id, file)
 
 
 async def publish_with_key(connection: Connection, batch: Batch) -> int | None:
@@ -138,20 +167,40 @@ async def remembered(
 # Quotas and reservations -------------------------------------------------------------------------
 
 
+# Long enough to lose the database for a moment, short enough for what a killed server leaves.
+RESERVED_FOR = timedelta(seconds=30)
+
+
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """Room for an upload that is still arriving."""
 
     id: UUID
     workspace_id: WorkspaceId
-    bucket: datetime  # not dropped while the reservation exists
     room: Usage
-    expires_at: datetime
+    bucket: datetime | None = (
+        None  # not dropped while the reservation exists; None: the current one
+    )
+    lasts: timedelta = RESERVED_FOR
+    counted_bytes: int = 0  # to count as written now
+    expected_bytes: int = 0  # refused at once if this can not fit
 
 
-async def reserve(connection: Connection, reservation: Reservation, quota: Quota) -> bool:
-    """Reserve room before bytes are stored; False if there is none."""
-    reserved = await connection.fetchval(
+class Reserved(NamedTuple):
+    """The bucket of a reservation, and whether there was none before."""
+
+    bucket: datetime
+    is_new: bool
+
+
+async def reserve(
+    connection: Connection,
+    reservation: Reservation,
+    quota: Quota,
+    limits: WriteLimits = UNLIMITED,
+) -> Reserved | None:
+    """Reserve this much before bytes are stored, or instead of before; None if there is no room."""
+    row = await connection.fetchrow(
         queries.reserve,
         reservation.id,
         reservation.workspace_id,
@@ -159,10 +208,26 @@ async def reserve(connection: Connection, reservation: Reservation, quota: Quota
         reservation.room.files,
         quota.max_bytes,
         quota.max_files,
-        reservation.expires_at,
+        reservation.lasts,
         reservation.bucket,
+        reservation.counted_bytes,
+        limits.max_written_bytes,
+        reservation.expected_bytes,
     )
-    return reserved is not None
+    return Reserved(**row) if row else None
+
+
+async def renew(connection: Connection, reservations: Collection[UUID]) -> set[UUID]:
+    """Let these reservations last from now on; returns those that exist."""
+    rows = await connection.fetch(queries.renew, list(reservations), RESERVED_FOR)
+    return {row["id"] for row in rows}
+
+
+async def is_kept(
+    connection: Connection, bucket: datetime, workspace_id: WorkspaceId, file_id: FileId
+) -> bool:
+    """Whether the bytes of a file that is arriving stay, after a reservation that names them."""
+    return bool(await connection.fetchval(queries.is_kept, bucket, workspace_id, file_id))
 
 
 async def release(connection: Connection, reservation: UUID) -> None:
@@ -216,11 +281,6 @@ async def usage_of_server(connection: Connection) -> ServerUsage:
 async def workspace_frees_at(connection: Connection, workspace_id: WorkspaceId) -> datetime | None:
     """When the first unacknowledged file of a workspace expires."""
     return await connection.fetchval(queries.workspace_frees_at, workspace_id)
-
-
-async def server_frees_at(connection: Connection) -> datetime | None:
-    """When the first unacknowledged file of all workspaces expires."""
-    return await connection.fetchval(queries.server_frees_at)
 
 
 # Single uploads ----------------------------------------------------------------------------------
@@ -302,8 +362,10 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
     now: datetime,
     acked_since: datetime,
     expires_at: datetime,
+    limits: WriteLimits = UNLIMITED,
 ) -> bool:
     """Make an acknowledged file fetchable again and announce it; False if it is too late."""
+    method, summary, body = _announcement(upload.workspace_id, upload)
     reopened = await connection.fetchrow(
         queries.reopen,
         upload.workspace_id,
@@ -313,12 +375,21 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
         row_id,
         now,
         RECEIVED,
-        UPLOAD_METHOD,
-        f"{UPLOAD_METHOD}: {upload.name}",
-        rules.announcement(upload.workspace_id, upload),
+        method,
+        summary,
+        body,
         "ok",
+        row_bytes(method, summary, body),
+        limits.max_feed_bytes,
     )
     return reopened is not None
+
+
+def announced_bytes(
+    workspace_id: WorkspaceId, files: Sequence[IncomingFile] | Sequence[Upload]
+) -> int:
+    """How much the announcements of these files count in the feed."""
+    return sum(row_bytes(*_announcement(workspace_id, file)) for file in files)
 
 
 @dataclass(frozen=True, slots=True)

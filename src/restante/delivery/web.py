@@ -27,6 +27,7 @@ from restante.delivery.rules import (
 from restante.errors import (
     AddressRefused,
     BadRequest,
+    FeedFull,
     FileTooLarge,
     KeyReused,
     NotAuthenticated,
@@ -36,6 +37,7 @@ from restante.errors import (
     RestanteError,
     ServerFull,
     TooManyFiles,
+    TooMuchWritten,
     UploadGone,
     UploadMalformed,
     UploadTooSlow,
@@ -105,6 +107,8 @@ class UploadQuery(msgspec.Struct, frozen=True):
         WorkspaceHasNoCallback,
         KeyReused,
         WorkspaceFull,
+        TooMuchWritten,
+        FeedFull,
         WorkspaceUnreachable,
         AddressRefused,
         ServerFull,
@@ -144,13 +148,17 @@ async def _receive(request: Request, workspace: Workspace) -> wire.UploadAnswer:
     ttl = query_of(request, UploadQuery).ttl_seconds
     async with receiver.receive(
         workspace.id,
-        length,
-        now=now,
+        declared,
         ttl=None if ttl is None else timedelta(seconds=ttl),
         repeats_key=key is not None and await _is_remembered(request, workspace, key, now=now),
     ) as incoming:
-        within = time_allowed(length, receiver.policy.pace)
-        await multipart.receive_files(request, incoming, within_seconds=within.total_seconds())
+        pace = receiver.policy.pace
+        await multipart.receive_files(
+            request,
+            incoming,
+            within_seconds=time_allowed(length, pace).total_seconds(),
+            idle_seconds=pace.idle_seconds,
+        )
         if not incoming.is_stored:
             return await incoming.repeated_answer(key, now=now)
         return await incoming.publish(now=datetime.now(UTC), key=key)
@@ -253,7 +261,7 @@ async def acknowledge(request: Request) -> Response:
     details="For a workspace that acknowledged a file and then lost it, while the file is kept.",
     caller="workspace or admin",
     answers={200: wire.Status},
-    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, UploadGone),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, UploadGone, FeedFull),
 )
 async def reopen(request: Request) -> Response:
     file_id = _file_id(request)
@@ -264,6 +272,7 @@ async def reopen(request: Request) -> Response:
         workspace.id,
         file_id,
         ack_retention=request.app.state.ack_retention,
+        limits=_receiver(request).limits,
         now=datetime.now(UTC),
     )
     return json_response(wire.Status("reopened"))

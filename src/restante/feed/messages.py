@@ -12,8 +12,10 @@ from restante import wire
 from restante.errors import (
     AddressRefused,
     BadRequest,
+    FeedFull,
     NotAuthenticated,
     TooManyMessages,
+    TooMuchWritten,
     WorkspaceHasNoCallback,
     WorkspaceUnknown,
     WorkspaceUnreachable,
@@ -58,6 +60,8 @@ def _rate(request: Request) -> Rate:
         *BODY_REFUSALS,
         WorkspaceHasNoCallback,
         TooManyMessages,
+        TooMuchWritten,
+        FeedFull,
         WorkspaceUnreachable,
         AddressRefused,
     ),
@@ -68,6 +72,8 @@ async def send(request: Request) -> Response:
     if sender:
         _rate(request).spend(sender)
     body = await read_limited(request)
+    if sender:
+        _rate(request).spend_bytes(sender, len(body))
     message = _message(body)
     if workspace.delivery_mode == "push":
         return relay.message(request, workspace, body)

@@ -17,23 +17,43 @@ class _Bucket:
 
 
 class Rate:
-    """Allows so many per minute and sender; a sender that was quiet may send that many at once."""
+    """
+    Allows so many messages, and bytes of them, per minute and sender.
 
-    def __init__(self, per_minute: int) -> None:
-        self._per_minute = per_minute
-        self._buckets: OrderedDict[UUID, _Bucket] = OrderedDict()
+    A sender that was quiet may send that much at once.
+    """
+
+    def __init__(self, messages_per_minute: int, bytes_per_minute: int) -> None:
+        self._messages = _Allowance(messages_per_minute, "messages")
+        self._bytes = _Allowance(bytes_per_minute, "bytes of messages")
 
     def spend(self, sender: UUID) -> None:
-        """Take one token; raises TooManyMessages with the seconds until the next one."""
+        """Count a message; raises TooManyMessages with the seconds until the next one."""
+        self._messages.spend(sender, 1)
+
+    def spend_bytes(self, sender: UUID, size: int) -> None:
+        """Count the bytes of a message; raises TooManyMessages."""
+        self._bytes.spend(sender, size)
+
+
+class _Allowance:
+    """A token bucket for each sender."""
+
+    def __init__(self, per_minute: int, what: str) -> None:
+        self._per_minute = per_minute
+        self._what = what
+        self._buckets: OrderedDict[UUID, _Bucket] = OrderedDict()
+
+    def spend(self, sender: UUID, tokens: int) -> None:
         bucket = self._filled(sender)
-        if bucket.level < 1:
-            wait_seconds = int((1 - bucket.level) * 60 / self._per_minute) + 1
+        if bucket.level < tokens:
+            wait_seconds = int((tokens - bucket.level) * 60 / self._per_minute) + 1
             raise TooManyMessages(
-                f"A workspace may send {self._per_minute} messages a minute; "
+                f"A workspace may send {self._per_minute} {self._what} a minute; "
                 f"try again in {wait_seconds} s.",
                 retry_after_seconds=wait_seconds,
             )
-        bucket.level -= 1
+        bucket.level -= tokens
 
     def _filled(self, sender: UUID) -> _Bucket:
         now = time.monotonic()

@@ -1,12 +1,13 @@
 """Rows of a feed, its marks, and how messages are stored."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID
 
 from restante import wire
+from restante.errors import FeedFull, RestanteError, TooMuchWritten
 
 RECEIVED = "a2a_receive"
 MAX_PAGE = 500
@@ -25,6 +26,84 @@ class NewActivity:
     source_id: UUID | None = None
     activity_type: str = RECEIVED
     status: str = "ok"
+
+    @property
+    def bytes(self) -> int:
+        """How much the row counts in its feed."""
+        return row_bytes(self.method, self.summary, self.request_body.decode())
+
+
+# What a row takes beside its text: its other columns and its entries in two indexes.
+_ROW_BYTES = 320
+
+
+def row_bytes(*texts: str) -> int:
+    """How much a row with these texts counts in its feed."""
+    return _ROW_BYTES + sum(len(text.encode()) for text in texts)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLimits:
+    """How much is written for one workspace in an hour, and how much its feed keeps."""
+
+    max_written_bytes: int
+    max_feed_bytes: int
+    feed_retention: timedelta = timedelta(days=90)
+    is_for_others: bool = False  # a refusal then says nothing about the workspace
+
+    def for_source(self, source_id: UUID | None) -> "WriteLimits":
+        """Other workspaces may fill half of a feed, so that files can still be announced."""
+        if source_id is None:
+            return self
+        return replace(self, max_feed_bytes=self.max_feed_bytes // 2, is_for_others=True)
+
+
+UNLIMITED = WriteLimits(max_written_bytes=2**60, max_feed_bytes=2**60)
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How much is written for a workspace this hour, and how much its feed keeps."""
+
+    feed_bytes: int
+    written_bytes: int
+    hour_ends_in_seconds: int
+    oldest_row_at: datetime | None
+
+    def refusal(self, limits: WriteLimits, *, feed: int, written: int) -> RestanteError | None:
+        """Why that much more is refused; None if there is room for it."""
+        if self.feed_bytes + feed > limits.max_feed_bytes:
+            return self._feed_full(limits)
+        if self.written_bytes + written > limits.max_written_bytes:
+            return self._too_much_written(limits)
+        return None
+
+    def _feed_full(self, limits: WriteLimits) -> FeedFull:
+        if limits.is_for_others or not self.oldest_row_at:
+            return FeedFull(
+                "The feed of this workspace is full; its oldest rows are trimmed later."
+            )
+        frees_at = self.oldest_row_at + limits.feed_retention
+        return FeedFull(
+            f"The feed of this workspace has {self.feed_bytes} of {limits.max_feed_bytes} bytes. "
+            f"Its oldest rows are trimmed after {frees_at:%Y-%m-%d %H:%M} UTC.",
+            feed_bytes=self.feed_bytes,
+            max_bytes=limits.max_feed_bytes,
+            frees_at=frees_at.isoformat(),
+        )
+
+    def _too_much_written(self, limits: WriteLimits) -> TooMuchWritten:
+        wait_seconds = max(self.hour_ends_in_seconds, 1)
+        if limits.is_for_others:
+            sentence = "No more can be written for this workspace in this hour."
+            return TooMuchWritten(sentence, retry_after_seconds=wait_seconds)
+        return TooMuchWritten(
+            f"{self.written_bytes} bytes were written for this workspace in this hour, aborted and "
+            f"acknowledged files included; {limits.max_written_bytes} are allowed.",
+            written_bytes=self.written_bytes,
+            max_bytes=limits.max_written_bytes,
+            retry_after_seconds=wait_seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,18 @@ import structlog
 
 from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database
-from restante.errors import CursorGone, WorkspaceUnknown
+from restante.errors import CursorGone, RestanteError, TableBusy, WorkspaceUnknown
 from restante.feed import store
-from restante.feed.rules import DEFAULT_PAGE, EVERYTHING, Filter, Marks, NewActivity, Page
+from restante.feed.rules import (
+    DEFAULT_PAGE,
+    EVERYTHING,
+    UNLIMITED,
+    Filter,
+    Marks,
+    NewActivity,
+    Page,
+    WriteLimits,
+)
 from restante.feed.wakeups import Wakeups
 from restante.ids import ActivityId, WorkspaceId, new_activity_id
 
@@ -33,18 +42,25 @@ class Query:
 class Feed:
     """Appends to feeds and reads them."""
 
-    def __init__(self, db: Database, wakeups: Wakeups) -> None:
+    def __init__(self, db: Database, wakeups: Wakeups, limits: WriteLimits = UNLIMITED) -> None:
         self._db = db
         self.wakeups = wakeups
+        self._limits = limits
 
     async def append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
-        """Append one row in a synced commit, and wake waiting readers."""
-        row_id = new_activity_id(now)
+        """
+        Append one row in a synced commit, and wake waiting readers.
+
+        Raises WorkspaceUnknown, FeedFull, TooMuchWritten and OutcomeUnknown.
+        """
+        row_id, limits = new_activity_id(now), self._limits.for_source(row.source_id)
 
         async def commit(connection: Connection) -> int:
-            seq = await store.append(connection, workspace_id, row, now=now, row_id=row_id)
+            seq = await store.append(
+                connection, workspace_id, row, now=now, row_id=row_id, limits=limits
+            )
             if seq is None:
-                raise WorkspaceUnknown
+                raise await refusal(connection, workspace_id, limits, row.bytes)
             return seq
 
         with self.wakeups.growing(workspace_id):
@@ -139,6 +155,17 @@ class Feed:
         if mark is None:
             raise WorkspaceUnknown
         return mark
+
+
+async def refusal(
+    connection: Connection, workspace_id: WorkspaceId, limits: WriteLimits, size: int
+) -> RestanteError:
+    """Why a row of this size was not appended."""
+    fill = await store.fill_of(connection, workspace_id)
+    if fill is None:
+        return WorkspaceUnknown()
+    found = fill.refusal(limits, feed=size, written=size)
+    return found or TableBusy("The feed was full a moment ago; try again.")
 
 
 def _cursor_gone(marks: Marks, since_seq: int | None = None) -> CursorGone:

@@ -11,13 +11,14 @@ from msgspec import Raw
 from restante import wire
 from restante.database import sql
 from restante.database.pool import Connection, Row
-from restante.feed.rules import Filter, Marks, NewActivity
+from restante.feed.rules import UNLIMITED, Fill, Filter, Marks, NewActivity, WriteLimits
 from restante.ids import ActivityId, WorkspaceId, new_activity_id
 
 queries = sql.load("restante.feed")
 
 _WORKSPACES_PER_TRIM = 500
 _LAGS_SHOWN = 20
+_WRITERS_SHOWN = 20
 _NULL = Raw(b"null")
 
 
@@ -29,15 +30,20 @@ class Cursor:
     marks: Marks
 
 
-async def append(
+async def append(  # noqa: PLR0913 - each argument is one fact, named by its caller
     connection: Connection,
     workspace_id: WorkspaceId,
     row: NewActivity,
     *,
     now: datetime,
+    limits: WriteLimits = UNLIMITED,
     row_id: ActivityId | None = None,
 ) -> int | None:
-    """Append one row, with a new id or this one; returns its seq, or None if there is no feed."""
+    """
+    Append one row, with a new id or this one.
+
+    Returns its seq, or None if the workspace has no feed or no room in it.
+    """
     return await connection.fetchval(
         queries.append,
         row_id or new_activity_id(now),
@@ -49,7 +55,22 @@ async def append(
         row.request_body.decode(),
         row.status,
         now,
+        row.bytes,
+        limits.max_feed_bytes,
+        limits.max_written_bytes,
     )
+
+
+async def fill_of(connection: Connection, workspace_id: WorkspaceId) -> Fill | None:
+    """How full the feed is, and what was written this hour; None if there is no such feed."""
+    row = await connection.fetchrow(queries.fill_of, workspace_id)
+    return Fill(**row) if row else None
+
+
+async def writers(connection: Connection, *, now: datetime) -> Sequence[wire.WriterView]:
+    """The workspaces for which most was written."""
+    rows = await connection.fetch(queries.writers, now, _WRITERS_SHOWN)
+    return [wire.WriterView(**row) for row in rows]
 
 
 async def cursor(
@@ -110,7 +131,11 @@ async def acknowledge(connection: Connection, workspace_id: WorkspaceId, seq: in
 
 
 async def trim(connection: Connection, partition: str) -> None:
-    """Record, for every workspace, that the rows of this partition are no longer kept."""
+    """
+    Record, for every workspace, that the rows of this partition are no longer kept.
+
+    Idempotent: a trim that was interrupted is repeated.
+    """
     statement = queries.trim % sql.quoted(partition)
     last: UUID | None = UUID(int=0)
     while last is not None:

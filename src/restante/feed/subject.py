@@ -56,4 +56,5 @@ class FeedPartitions(PartitionSubject[None]):
     async def account(
         self, connection: Connection, found: Sequence[Partition], *, now: datetime
     ) -> Account:
-        return Account(fields={"lags": await store.lags(connection)})
+        lags, writers = await store.lags(connection), await store.writers(connection, now=now)
+        return Account(fields={"lags": lags, "writers": writers})

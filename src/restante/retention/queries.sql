@@ -1,3 +1,6 @@
+-- name: clock
+select clock_timestamp();
+
 -- name: save_settings
 insert into chosen_retention (ack_seconds, feed_seconds) values ($1, $2)
     on conflict (only_row) do update

@@ -79,6 +79,11 @@ async def pins(connection: Connection, *, open_for: timedelta = _LONG_TRANSACTIO
     return found
 
 
+async def clock(connection: Connection) -> datetime:
+    """The time by the database's clock."""
+    return await connection.fetchval(queries.clock)
+
+
 async def take_sample(connection: Connection, total_bytes: int, *, now: datetime) -> None:
     """Record the total size, to measure growth."""
     await connection.execute(queries.take_sample, now, total_bytes)

@@ -20,7 +20,7 @@ from restante.database import locks, partitions
 from restante.database.partitions import LOCK_TIMEOUT_MILLISECONDS, Partition, PartitionState
 from restante.database.pool import Connection, Database, translated
 from restante.errors import TableBusy
-from restante.retention import rules
+from restante.retention import rules, store
 from restante.retention.rules import Picture
 from restante.retention.subjects import OUT_OF_TIME, Subjects
 from restante.wire import HeldSpace, PlanStep, PostponedStep, RetentionPlan, SweepReport
@@ -106,6 +106,16 @@ class Sweep:
         self._budget_seconds = budget_seconds
         # Past partitions that a close look has found must stay.
         self._settled = frozenset[str]()
+
+    async def now(self) -> datetime:
+        """
+        The time by the database's clock.
+
+        Rows go into partitions by that clock.  By the clock of a server that is ahead, a sweep
+        would seal partitions that the others still write to.
+        """
+        async with self._db.connection() as connection:
+            return await store.clock(connection)
 
     async def plan(self, *, now: datetime) -> RetentionPlan:
         """What a sweep would do now, in a read-only transaction."""

@@ -38,7 +38,8 @@ def _space(request: Request) -> SpaceAccount:
 )
 async def plan(request: Request) -> Response:
     auth.admin(request)
-    return json_response(await _sweep(request).plan(now=datetime.now(UTC)))
+    one = _sweep(request)
+    return json_response(await one.plan(now=await one.now()))
 
 
 @operation(
@@ -49,8 +50,8 @@ async def plan(request: Request) -> Response:
 )
 async def sweep(request: Request) -> Response:
     auth.admin(request)
-    observer = _metrics(request).sweep
-    report = await _sweep(request).run_observed(observer, now=datetime.now(UTC), closely=True)
+    one, observer = _sweep(request), _metrics(request).sweep
+    report = await one.run_observed(observer, now=await one.now(), closely=True)
     return json_response(report)
 
 

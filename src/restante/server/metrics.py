@@ -261,6 +261,16 @@ class WorkspaceMetrics:
             "Uploads by state, of the workspaces with most unacknowledged bytes.",
             ["workspace", "state"],
         )
+        self.written = page.gauge(
+            "workspace_written_bytes",
+            "Bytes written since they exist, aborted ones too, of the workspaces that wrote most.",
+            ["workspace"],
+        )
+        self.feed_bytes = page.gauge(
+            "workspace_feed_bytes",
+            "Bytes of the rows that a feed keeps, of the workspaces that wrote most.",
+            ["workspace"],
+        )
         self.lag = page.gauge(
             "workspace_feed_lag_rows",
             "Unacknowledged feed rows, of the workspaces with most.",
@@ -274,6 +284,11 @@ class WorkspaceMetrics:
             for state in UPLOAD_STATES:
                 count = getattr(one.uploads, state)
                 self.uploads.labels(str(one.workspace_id), state).set(count)
+        self.written.clear()
+        self.feed_bytes.clear()
+        for writer in space.writers:
+            self.written.labels(str(writer.workspace_id)).set(writer.total_bytes)
+            self.feed_bytes.labels(str(writer.workspace_id)).set(writer.feed_bytes)
         self.lag.clear()
         for lag in space.lags:
             self.lag.labels(str(lag.workspace_id)).set(lag.behind)

@@ -23,6 +23,7 @@ from restante.delivery.receive import Receiver
 from restante.delivery.rules import Pace, Quota, ReceivePolicy
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
 from restante.feed.rates import Rate
+from restante.feed.rules import WriteLimits
 from restante.feed.service import Feed
 from restante.feed.subject import FeedPartitions
 from restante.feed.wakeups import Wakeups
@@ -53,6 +54,7 @@ log = structlog.get_logger()
 
 _SWEEP_SECONDS = 30.0
 _ANSWERS_KEPT = timedelta(days=1)
+_LEAST_STORED_BYTES = 256 * 1024 * 1024
 
 _CLOSE_WEBSOCKETS_SECONDS = 0.1
 _LAST_NOTIFICATION_SECONDS = 0.5
@@ -150,7 +152,7 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
         )
         subjects = subjects_of(settings)
         services = _services(settings, db, wakeups, push, subjects, token)
-        await upkeep.create_partitions(db, subjects, now=datetime.now(UTC))
+        await upkeep.create_partitions(db, subjects, now=await services.sweep.now())
         await save_retention(settings, db)
         loops = _loops(settings, services, subjects)
         services.metrics.loops.expect(loop.name for loop in loops)
@@ -245,16 +247,16 @@ def _loops(settings: Settings, services: Services, subjects: Subjects) -> list[L
 
     async def create_partitions() -> None:
         try:
-            await upkeep.create_partitions(db, subjects, now=datetime.now(UTC))
+            await upkeep.create_partitions(db, subjects, now=await services.sweep.now())
         finally:  # the lead matters most when no partition can be created
-            lead = await upkeep.lead_seconds(db, subjects, now=datetime.now(UTC))
+            lead = await upkeep.lead_seconds(db, subjects, now=await services.sweep.now())
             metrics.space.saw_lead(lead)
 
     async def sweep_promptly() -> None:
-        await services.sweep.run_prompt(metrics.sweep, now=datetime.now(UTC))
+        await services.sweep.run_prompt(metrics.sweep, now=await services.sweep.now())
 
     async def sweep() -> None:
-        await services.sweep.run_observed(metrics.sweep, now=datetime.now(UTC))
+        await services.sweep.run_observed(metrics.sweep, now=await services.sweep.now())
 
     async def look_at_space() -> None:
         metrics.saw_space(await services.space.sample(now=datetime.now(UTC)))
@@ -271,7 +273,8 @@ def _loops(settings: Settings, services: Services, subjects: Subjects) -> list[L
     sweep_every = settings.sweep_interval_seconds
     return [
         Loop("leaves", create_partitions, every, deadline_seconds=30),
-        Loop("expired", sweep_promptly, interval_seconds=60, deadline_seconds=30),
+        # A reservation lasts half a minute: what a killed server had reserved is free within one.
+        Loop("expired", sweep_promptly, interval_seconds=15, deadline_seconds=30),
         Loop("sweep", sweep, sweep_every, deadline_seconds=_SWEEP_SECONDS),
         Loop("space", look_at_space, interval_seconds=300, deadline_seconds=30),
         Loop("phantoms", phantoms, interval_seconds=300, deadline_seconds=30),
@@ -309,10 +312,10 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
             is_open=is_loopback(settings.host),
         ),
         push=push,
-        feed=Feed(db, wakeups),
+        feed=Feed(db, wakeups, _write_limits(settings)),
         watch_policy=WatchPolicy(),
         wakeups=wakeups,
-        message_rate=Rate(settings.messages_per_minute),
+        message_rate=Rate(settings.messages_per_minute, settings.message_bytes_per_minute),
         receiver=receiver,
         blobs=receiver.blobs,
         sweep=sweep_of(db, subjects),
@@ -330,10 +333,29 @@ def receiver_of(settings: Settings, db: Database, wakeups: Wakeups) -> Receiver:
         ttl_max=timedelta(seconds=settings.upload_ttl_max_seconds),
         quota=Quota(settings.workspace_max_bytes, settings.workspace_max_files),
         server_quota=Quota(settings.server_max_bytes, settings.server_max_files),
+        server_max_stored_bytes=_max_stored_bytes(settings),
         answers_kept=_ANSWERS_KEPT,
-        pace=Pace(settings.upload_grace_seconds, settings.upload_min_bytes_per_second),
+        pace=Pace(
+            settings.upload_grace_seconds,
+            settings.upload_min_bytes_per_second,
+            settings.upload_idle_seconds,
+        ),
     )
-    return Receiver(db, PostgresBlobs(db), wakeups, policy)
+    return Receiver(db, PostgresBlobs(db), wakeups, policy, limits=_write_limits(settings))
+
+
+def _max_stored_bytes(settings: Settings) -> int:
+    """Unless set, as much again as may wait; empty partitions have a few pages too."""
+    default = max(2 * settings.server_max_bytes, _LEAST_STORED_BYTES)
+    return settings.server_max_stored_bytes or default
+
+
+def _write_limits(settings: Settings) -> WriteLimits:
+    return WriteLimits(
+        max_written_bytes=settings.workspace_max_written_bytes,
+        max_feed_bytes=settings.workspace_max_feed_bytes,
+        feed_retention=_retention_settings(settings).feed,
+    )
 
 
 @asynccontextmanager

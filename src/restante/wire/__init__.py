@@ -37,6 +37,7 @@ from restante.wire.retention import (
     TableSpaceView as TableSpaceView,
     UploadStates as UploadStates,
     WorkspaceSpaceView as WorkspaceSpaceView,
+    WriterView as WriterView,
 )
 from restante.wire.uploads import (
     IDEMPOTENCY_KEY as IDEMPOTENCY_KEY,

@@ -112,6 +112,15 @@ class LagView(Struct, frozen=True):
     behind: int
 
 
+class WriterView(Struct, frozen=True):
+    """What was written for one workspace, whatever became of it, and what its feed keeps."""
+
+    workspace_id: UUID
+    this_hour_bytes: int
+    total_bytes: int
+    feed_bytes: int
+
+
 class PinView(Struct, frozen=True):
     """Something that keeps space from being freed: who, how much, and the way out."""
 
@@ -140,4 +149,8 @@ class SpaceView(Struct, frozen=True, kw_only=True, rename={"partitions": "leaves
         list[WorkspaceSpaceView], Meta(description="Those with most unacknowledged bytes.")
     ]
     lags: list[LagView]
+    writers: Annotated[
+        list[WriterView],
+        Meta(description="Those for which most was written, aborted and acknowledged included."),
+    ]
     pins: list[PinView]

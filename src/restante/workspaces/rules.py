@@ -15,6 +15,7 @@ from restante.text import printable
 from restante.wire import Mode
 
 MAX_LABEL = 1000
+MAX_CARD_BYTES = 64 * 1024  # it is kept as long as its workspace
 _MAX_URL = 2048
 _INGEST = "/internal/chat/uploads/ingest"
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from restante import wire
-from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
+from restante.errors import BadRequest, MessageTooLarge, NotAuthenticated, WorkspaceUnknown
 from restante.http.operations import (
     BODY_REFUSALS,
     MAX_DEPTH,
@@ -23,7 +23,7 @@ from restante.http.problems import json_response
 from restante.ids import WorkspaceId
 from restante.workspaces import auth
 from restante.workspaces.registry import Registry
-from restante.workspaces.rules import Changes, clean_label
+from restante.workspaces.rules import MAX_CARD_BYTES, Changes, clean_label
 
 TAG = "workspaces"
 
@@ -50,11 +50,16 @@ async def register(request: Request) -> Response:
         raise BadRequest("agent_card is wrong: it needs a name.")
     if is_too_deep(sent.agent_card):
         raise BadRequest(f"agent_card is wrong: it is nested deeper than {MAX_DEPTH} levels.")
+    card = msgspec.json.encode(sent.agent_card)
+    if len(card) > MAX_CARD_BYTES:
+        raise MessageTooLarge(
+            f"agent_card has {len(card)} bytes; {MAX_CARD_BYTES} are allowed.", max=MAX_CARD_BYTES
+        )
     changes = Changes(
         name=clean_label(name),
         delivery_mode=sent.delivery_mode,
         url=sent.url or None,
-        agent_card=msgspec.json.encode(sent.agent_card).decode(),
+        agent_card=card.decode(),
     )
     return json_response(
         await _registry(request).register(WorkspaceId(sent.id), changes, token=auth.bearer(request))
