@@ -69,10 +69,11 @@ class Watched:
 
     async def register(self) -> Workspace:
         """A new workspace."""
-        card = {"id": str(uuid4()), "delivery_mode": "poll", "agent_card": {"name": "x"}}
+        workspace_id = str(uuid4())
+        card = {"id": workspace_id, "delivery_mode": "poll", "agent_card": {"name": "x"}}
         body = json.dumps(card).encode()
         answer = await self.ask("POST", "/registry/register", token=ADMIN_TOKEN, body=body)
-        return Workspace(card["id"], answer.json["auth_token"])
+        return Workspace(workspace_id, answer.json["auth_token"])
 
     async def with_file(self, workspace: Workspace, content: bytes) -> Workspace:
         """The workspace, with a file that waits for it."""

@@ -41,12 +41,18 @@ PARSED_HEADERS = (
     ("GET", "{content}", "If-Range", ""),
     ("GET", "{content}", "Range", "bytes="),
 )
-FRAGMENTS = (";", ",", '"', "\\", '\\"', "=", "%41", "%ff", " ", "\t", "-", "0-,", "a=", ';a="')
-FRAGMENTS += ('; a="\\', "(", "&", "a&", "/", "x", '"",', "W/", "é", "=?utf-8?b?", "*=", "''")
-JSON = ("[", "{", "[],", "{},", '"",', '{"":', "1,", "9", "-", ".", "1e9,", "\\", '"\\"', "\\u00e9")
-JSON += ('{"type":1},', "[[[[]]]],", "1.5,", '"a":[],', " ", "\n", "tru", "\x00", "é", "9" * 300)
-PARTS = (b"\r", b"\n", b"\r\n", b"--", DELIMITER, b"\r\n" + DELIMITER, DELIMITER + b"\r\n", b"x")
-PARTS += (b" a\r\n", b"x: y\r\n", b';a="\\', b"\r\n--" + BOUNDARY[:-1].encode(), DISPOSITION)
+FRAGMENTS = (
+    *(";", ",", '"', "\\", '\\"', "=", "%41", "%ff", " ", "\t", "-", "0-,", "a=", ';a="'),
+    *('; a="\\', "(", "&", "a&", "/", "x", '"",', "W/", "é", "=?utf-8?b?", "*=", "''"),
+)
+JSON = (
+    *("[", "{", "[],", "{},", '"",', '{"":', "1,", "9", "-", ".", "1e9,", "\\", '"\\"', "\\u00e9"),
+    *('{"type":1},', "[[[[]]]],", "1.5,", '"a":[],', " ", "\n", "tru", "\x00", "é", "9" * 300),
+)
+PARTS = (
+    *(b"\r", b"\n", b"\r\n", b"--", DELIMITER, b"\r\n" + DELIMITER, DELIMITER + b"\r\n", b"x"),
+    *(b" a\r\n", b"x: y\r\n", b';a="\\', b"\r\n--" + BOUNDARY[:-1].encode(), DISPOSITION),
+)
 
 
 @pytest.fixture(scope="module")
