@@ -192,13 +192,13 @@ async def test_changes_are_stored(tx: Tx):
 
     assert await workspaces.update(tx, workspace_id, changed)
 
-    stored = await workspaces.get(tx, workspace_id)
+    stored = await workspaces.view(tx, workspace_id)
     assert stored
-    assert (stored.name, stored.delivery_mode, stored.url, stored.agent_card) == (
+    assert (stored.name, stored.delivery_mode, stored.url, bytes(stored.agent_card)) == (
         "renamed",
         "push",
         "https://example.com",
-        '{"name": "x"}',
+        b'{"name": "x"}',
     )
     assert stored.parent_id == parent
 

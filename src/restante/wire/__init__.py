@@ -59,6 +59,7 @@ from restante.wire.workspaces import (
     Registered as Registered,
     Registration as Registration,
     WorkspaceChanges as WorkspaceChanges,
+    WorkspaceEntry as WorkspaceEntry,
     WorkspacePage as WorkspacePage,
     WorkspaceView as WorkspaceView,
 )

@@ -10,7 +10,7 @@ from restante.database.pool import Database
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId, as_uuid
 from restante.workspaces import store
-from restante.workspaces.rules import Workspace, token_hash, token_matches
+from restante.workspaces.rules import Workspace, is_token, token_hash, token_matches
 
 _REFUSED = "Send the token of this workspace as `Authorization: Bearer <token>`."
 _REFUSED_ADMIN = "Send the admin token as `Authorization: Bearer <token>`."
@@ -34,8 +34,17 @@ class Access:
             found = await store.get(connection, workspace_id)
         return found if found and found.status == "active" else None
 
+    async def find_own(self, workspace_id: WorkspaceId, token: str | None) -> Workspace | None:
+        """The workspace, if this is its token; the look-up costs the same if it is not."""
+        if token is None or not is_token(token):
+            return None
+        found = await self.find(workspace_id)
+        return found if found and token_matches(found, token) else None
+
     async def find_by_token(self, token: str) -> Workspace | None:
         """The workspace that this token belongs to."""
+        if not is_token(token):
+            return None
         async with self._db.connection() as connection:
             return await store.by_token(connection, token_hash(token))
 
@@ -73,20 +82,17 @@ def admin(request: HTTPConnection) -> None:
 async def owner(request: HTTPConnection) -> Workspace:
     """The workspace, if it is calling itself; the same refusal whether it exists or not."""
     wanted, token = workspace_id(request), bearer(request)
-    found = await access(request).find(wanted) if token else None
-    if token is None or found is None or not token_matches(found, token):
+    found = await access(request).find_own(wanted, token)
+    if found is None:
         raise NotAuthenticated(_REFUSED)
     return found
 
 
 async def owner_or_admin(request: HTTPConnection) -> Workspace:
     """The workspace, if it or the operator is calling; only the operator learns what is missing."""
-    checks, token, wanted = access(request), bearer(request), workspace_id(request)
-    found = await checks.find(wanted) if token else None
-    if token and found and token_matches(found, token):
-        return found
-    if not checks.is_admin(token):
-        raise NotAuthenticated(_REFUSED)
+    if not is_admin(request):
+        return await owner(request)
+    found = await access(request).find(workspace_id(request))
     if found is None:
         raise WorkspaceUnknown
     return found

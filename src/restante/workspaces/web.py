@@ -23,7 +23,7 @@ from restante.http.problems import json_response
 from restante.ids import WorkspaceId
 from restante.workspaces import auth
 from restante.workspaces.registry import Registry
-from restante.workspaces.rules import Changes, clean_label, token_matches
+from restante.workspaces.rules import Changes, clean_label
 
 TAG = "workspaces"
 
@@ -70,9 +70,10 @@ async def register(request: Request) -> Response:
 )
 async def heartbeat(request: Request) -> Response:
     sent = await json_body(request, wire.Heartbeat)
-    token, access = auth.bearer(request), auth.access(request)
-    workspace = await access.find(WorkspaceId(sent.workspace_id)) if token else None
-    if token is None or workspace is None or not token_matches(workspace, token):
+    workspace = await auth.access(request).find_own(
+        WorkspaceId(sent.workspace_id), auth.bearer(request)
+    )
+    if workspace is None:
         raise NotAuthenticated("Send the token of this workspace with its heartbeat.")
     await _registry(request).heartbeat(workspace, sent.active_tasks, sent.current_task)
     return json_response(wire.Status("ok"))
