@@ -73,12 +73,18 @@ async def _show_feed(
     *,
     follow: bool,
 ) -> None:
+    from restante.client.calls import Cursor
+
     async with _client(access, folder) as client:
         workspace_id = await _workspace_id(client, workspace)
-        page = await client.feed(limit=limit, of=workspace_id)
-        _show_rows(page.rows, show)
+        newest = await client.feed(limit=1, of=workspace_id)
+        seq = max(newest.latest_seq - limit, newest.lowest_seq - 1)
+        while seq < newest.latest_seq:  # a page may be shorter than its limit
+            page = await client.feed(Cursor(seq), limit=newest.latest_seq - seq, of=workspace_id)
+            _show_rows(page.rows, show)
+            seq = page.rows[-1].seq if page.rows else newest.latest_seq
         if follow:
-            await _follow(client, workspace_id, page.latest_seq, show)
+            await _follow(client, workspace_id, newest.latest_seq, show)
 
 
 async def _follow(
