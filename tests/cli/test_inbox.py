@@ -10,10 +10,12 @@ from typing import Any, Self
 from uuid import UUID
 
 import pytest
+from attacks import MIB
 from callers import ADMIN_TOKEN, Caller, Part, registered
 from impostors import http, impostor, one_after_another
 from processes import RESTANTE, Outcome, clean_environment, restante
 from sites import Site
+from watchers import append
 
 from restante.client import Credentials
 from restante.client.folder import Folder
@@ -96,6 +98,15 @@ async def test_the_newest_rows_are_shown_and_nothing_changes(caller: Caller):
     assert [line.split()[0] for line in lines] == ["4", "5"]
     assert (await caller.read_feed()).headers["X-Restante-Acked-Seq"] == "0"
     assert len((await caller.waiting()).json["uploads"]) == 5
+
+
+async def test_rows_that_do_not_fit_on_one_page_are_shown_too(caller: Caller):
+    for _ in range(7):
+        await append(caller, "large", b'"%b"' % (b"x" * (MIB - 2)))
+
+    lines = lines_of(await inbox(caller.site.url, caller.id, "--limit", 6, "--json"))
+
+    assert [json.loads(line)["seq"] for line in lines] == [2, 3, 4, 5, 6, 7]
 
 
 async def test_an_empty_feed_prints_nothing(caller: Caller):

@@ -17,6 +17,7 @@ from restante.text import printable
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
+    from restante.client.calls import FeedPage
 
 _WAIT_SECONDS = 30
 
@@ -75,10 +76,27 @@ async def _show_feed(
 ) -> None:
     async with _client(access, folder) as client:
         workspace_id = await _workspace_id(client, workspace)
-        page = await client.feed(limit=limit, of=workspace_id)
-        _show_rows(page.rows, show)
+        newest = await client.feed(limit=limit, of=workspace_id)
+        await _show_older(client, workspace_id, newest, limit, show)
+        _show_rows(newest.rows, show)
         if follow:
-            await _follow(client, workspace_id, page.latest_seq, show)
+            await _follow(client, workspace_id, newest.latest_seq, show)
+
+
+async def _show_older(
+    client: "AsyncClient", workspace_id: WorkspaceId, newest: "FeedPage", limit: int, show: Show
+) -> None:
+    """Show the rows that were too large to be on the page of the newest."""
+    from restante.client.calls import Cursor
+
+    first = newest.rows[0].seq if newest.rows else 0
+    seq = max(newest.latest_seq - limit, newest.lowest_seq - 1)
+    while seq < first - 1:
+        page = await client.feed(Cursor(seq), limit=first - 1 - seq, of=workspace_id)
+        if not page.rows:
+            return
+        _show_rows(page.rows, show)
+        seq = page.rows[-1].seq
 
 
 async def _follow(

@@ -193,7 +193,7 @@ class AsyncClient:
         """Make an acknowledged file pending again, for a workspace that lost it."""
         await self.send(calls.reopen(self.workspace_id, FileId(file_id)))
 
-    async def workspaces(self) -> AsyncIterator[wire.WorkspaceView]:
+    async def workspaces(self) -> AsyncIterator[wire.WorkspaceEntry]:
         """All workspaces; needs the admin token."""
         after: UUID | None = None
         while True:

@@ -277,7 +277,7 @@ class Client:
         """Make an acknowledged file pending again, for a workspace that lost it."""
         self._loop.run(self._client.reopen(file_id))
 
-    def workspaces(self) -> Iterator[wire.WorkspaceView]:
+    def workspaces(self) -> Iterator[wire.WorkspaceEntry]:
         """All workspaces; needs the admin token."""
         return self._loop.each(self._client.workspaces())
 

@@ -151,6 +151,10 @@ def _settings(statement_timeout_seconds: float) -> dict[str, str]:
         # Partition bounds are parsed from the catalogue, so their format must be fixed.
         "timezone": "UTC",
         "datestyle": "ISO",
+        # Our hot statements ask for the order that their index has.  Without sorts no other
+        # index can be chosen, whatever the statistics of a table that has just grown.
+        "enable_sort": "off",
+        "jit": "off",  # it would compile for longer than our statements run
         # What we confirm is on disk, whatever the database's default.  Statements that nobody
         # waits for turn it off themselves.
         "synchronous_commit": "on",

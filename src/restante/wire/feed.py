@@ -10,6 +10,7 @@ from restante.wire.common import Moment
 LOWEST_SEQ = "X-Restante-Lowest-Seq"
 LATEST_SEQ = "X-Restante-Latest-Seq"
 ACKED_SEQ = "X-Restante-Acked-Seq"
+READ_SEQ = "X-Restante-Read-Seq"
 
 _PARAMS = {"message": {"role": "user", "parts": [{"kind": "text", "text": "Good morning."}]}}
 

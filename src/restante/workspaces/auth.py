@@ -11,7 +11,7 @@ from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId, as_uuid
 from restante.workspaces import store
 from restante.workspaces.concurrency import ACCOUNT, Account
-from restante.workspaces.rules import Workspace, token_hash, token_matches
+from restante.workspaces.rules import Workspace, is_token, token_hash, token_matches
 
 # Longer ones are not hashed; ours have 43 characters, and the operator chooses the admin's.
 _MAX_TOKEN = 4096
@@ -38,8 +38,17 @@ class Access:
             found = await store.get(connection, workspace_id)
         return found if found and found.status == "active" else None
 
+    async def find_own(self, workspace_id: WorkspaceId, token: str | None) -> Workspace | None:
+        """The workspace, if this is its token; the look-up costs the same if it is not."""
+        if token is None or not is_token(token):
+            return None
+        found = await self.find(workspace_id)
+        return found if found and token_matches(found, token) else None
+
     async def find_by_token(self, token: str) -> Workspace | None:
         """The workspace that this token belongs to."""
+        if not is_token(token):
+            return None
         async with self._db.connection() as connection:
             return await store.by_token(connection, token_hash(token))
 
@@ -94,9 +103,8 @@ async def owner_of(
     request: HTTPConnection, wanted: WorkspaceId, *, otherwise: str = _REFUSED
 ) -> Workspace:
     """The same for a workspace that the body names."""
-    token = bearer(request)
-    found = await access(request).find(wanted) if token else None
-    if token is None or found is None or not token_matches(found, token):
+    found = await access(request).find_own(wanted, bearer(request))
+    if found is None:
         raise NotAuthenticated(otherwise)
     account(request).charge(found.id)
     return found
@@ -104,13 +112,9 @@ async def owner_of(
 
 async def owner_or_admin(request: HTTPConnection) -> Workspace:
     """The workspace, if it or the operator is calling; only the operator learns what is missing."""
-    token, wanted = bearer(request), workspace_id(request)
-    found = await access(request).find(wanted) if token else None
-    if token and found and token_matches(found, token):
-        account(request).charge(found.id)
-        return found
     if not is_admin(request):
-        raise NotAuthenticated(_REFUSED)
+        return await owner(request)
+    found = await access(request).find(workspace_id(request))
     if found is None:
         raise WorkspaceUnknown
     return found

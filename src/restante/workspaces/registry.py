@@ -171,7 +171,7 @@ class Registry:
             raise WorkspaceUnknown
         return found
 
-    async def page(self, *, after: UUID, limit: int) -> list[wire.WorkspaceView]:
+    async def page(self, *, after: UUID, limit: int) -> list[wire.WorkspaceEntry]:
         """Workspaces in any state, in order of their ids."""
         async with self._db.connection() as connection:
             return await store.page(connection, after=after, limit=limit)

@@ -2,9 +2,9 @@
 
 import hashlib
 import hmac
+import re
 import secrets
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
@@ -17,26 +17,22 @@ from restante.wire import Mode
 MAX_LABEL = 1000
 MAX_CARD_BYTES = 64 * 1024  # it is kept as long as its workspace
 _MAX_URL = 2048
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _INGEST = "/internal/chat/uploads/ingest"
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A receiver, as the store has it."""
+    """A receiver, as the store has it, without its card."""
 
     id: WorkspaceId
     name: str
     delivery_mode: Mode
     url: str | None
-    agent_card: str  # JSON
     parent_id: UUID | None
     status: Literal["active", "removed"]
     token_hash: bytes | None
     inbound_secret: str
-    active_tasks: int
-    current_task: str
-    created_at: datetime
-    last_seen_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class Details:
     name: str
     delivery_mode: Mode
     url: str | None
-    agent_card: str
+    agent_card: str | None  # JSON; None keeps the stored one
     parent_id: UUID | None = None
 
 
@@ -68,9 +64,7 @@ def details_of(stored: Workspace | None, changes: Changes) -> Details:
     Raises BadRequest for a push workspace without a URL that can be called.
     """
     if stored:
-        before = Details(
-            stored.name, stored.delivery_mode, stored.url, stored.agent_card, stored.parent_id
-        )
+        before = Details(stored.name, stored.delivery_mode, stored.url, None, stored.parent_id)
     else:
         before = Details(name="", delivery_mode="push", url=None, agent_card="{}")
     after = replace(
@@ -118,7 +112,12 @@ def clean_label(text: str) -> str:
 
 def new_token() -> str:
     """A random token; it is shown once and stored only as a hash."""
-    return secrets.token_urlsafe(32)
+    return secrets.token_urlsafe(32)  # 43 characters
+
+
+def is_token(text: str) -> bool:
+    """Whether it can be a token at all; anything else is refused without a look-up."""
+    return _TOKEN.fullmatch(text) is not None
 
 
 def token_hash(token: str) -> bytes:
