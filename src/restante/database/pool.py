@@ -6,7 +6,9 @@ the requests in flight and nothing else.
 """
 
 import asyncio
+import math
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -116,6 +118,7 @@ class Database:
     def __init__(self, pool: "asyncpg.Pool[Row]", acquire_timeout_seconds: float) -> None:
         self._pool = pool
         self._acquire_timeout_seconds = acquire_timeout_seconds
+        self.disk_full_at = -math.inf  # when Postgres last failed for that reason, monotonic
 
     @classmethod
     async def open(
@@ -159,6 +162,10 @@ class Database:
         try:
             with translated():
                 yield connection
+        except DatabaseFull as error:
+            if isinstance(error.__cause__, asyncpg.DiskFullError):
+                self.disk_full_at = time.monotonic()
+            raise
         finally:
             # The pool terminates a connection that cannot be released in time.
             with suppress(*_BROKEN):

@@ -46,6 +46,7 @@ from restante.errors import (
 )
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
+from restante.retention.disk import Disk
 
 log = structlog.get_logger()
 
@@ -60,18 +61,20 @@ _USAGE_FRESH_SECONDS = 1.0
 class Receiver:
     """Receives files for all workspaces, within their quotas and the server's."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each argument is one part, named by the wiring
         self,
         db: Database,
         blobs: Blobs,
         wakeups: Wakeups,
         policy: ReceivePolicy,
         *,
+        disk: Disk | None = None,
         usage_fresh_seconds: float = _USAGE_FRESH_SECONDS,
     ) -> None:
         self.db = db
         self.blobs = blobs
         self.policy = policy
+        self.disk = disk or Disk(db)
         self._wakeups = wakeups
         self._in_progress: set[Incoming] = set()
         self._server = store.ServerUsage(0, 0, 0, 0)
@@ -94,7 +97,7 @@ class Receiver:
         Receive one request's files; unless they are published inside, nothing remains of them.
 
         The files of a request that repeats an idempotency key are hashed and not stored.  Raises
-        BadRequest for a TTL outside of the operator's limits, and ServerFull.
+        BadRequest for a TTL outside of the operator's limits, ServerFull, and DiskLow.
         """
         if ttl is not None:
             self.policy.check_ttl(ttl)
@@ -152,7 +155,8 @@ class Receiver:
         return False
 
     async def check_server(self, extra: Usage, *, now: datetime) -> None:
-        """Raise ServerFull unless the server has room for that much more."""
+        """Raise ServerFull or DiskLow unless the server has room for that much more."""
+        self.disk.check(extra.bytes)
         async with self._server_lock:
             if time.monotonic() - self._server_read_at >= self._usage_fresh_seconds:
                 # What commits during the read may be counted twice for a second, never not at all.
@@ -265,6 +269,7 @@ class Incoming:
 
     async def _write_ahead(self, *, now: datetime) -> None:
         """Write the collected chunks while more arrive; one write at a time."""
+        self._take_disk()
         bucket = await self._reserve(now=now)
         if self._writing:
             await self._writing
@@ -272,6 +277,10 @@ class Incoming:
         self._writing = asyncio.create_task(
             self._receiver.blobs.put(self.workspace_id, bucket, chunks)
         )
+
+    def _take_disk(self) -> None:
+        """The collected chunks are written now: raises DiskLow if the disk has filled meanwhile."""
+        self._receiver.disk.take(sum(len(chunk.bytes) for chunk in self._chunks))
 
     async def _reserve(self, *, now: datetime) -> datetime:
         """
@@ -334,6 +343,7 @@ class Incoming:
             raise BadRequest("These files were published before, or their block has ended.")
         if not self.files:
             raise UploadMalformed("The request holds no part named files.")
+        self._take_disk()
         if self._writing:
             await self._writing
         answer = None

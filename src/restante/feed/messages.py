@@ -12,6 +12,7 @@ from restante import wire
 from restante.errors import (
     AddressRefused,
     BadRequest,
+    DiskLow,
     NotAuthenticated,
     TooManyMessages,
     WorkspaceHasNoCallback,
@@ -60,6 +61,7 @@ def _rate(request: Request) -> Rate:
         TooManyMessages,
         WorkspaceUnreachable,
         AddressRefused,
+        DiskLow,
     ),
     headers={wire.CALLER_ID: "The sender's workspace; must be the one the token belongs to."},
 )

@@ -12,6 +12,7 @@ from restante.feed import store
 from restante.feed.rules import DEFAULT_PAGE, EVERYTHING, Filter, Marks, NewActivity, Page
 from restante.feed.wakeups import Wakeups
 from restante.ids import ActivityId, WorkspaceId
+from restante.retention.disk import Disk
 
 log = structlog.get_logger()
 
@@ -32,12 +33,14 @@ class Query:
 class Feed:
     """Appends to feeds and reads them."""
 
-    def __init__(self, db: Database, wakeups: Wakeups) -> None:
+    def __init__(self, db: Database, wakeups: Wakeups, disk: Disk | None = None) -> None:
         self._db = db
         self.wakeups = wakeups
+        self._disk = disk or Disk(db)
 
     async def append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
-        """Append one row in a synced commit, and wake waiting readers."""
+        """Append one row in a synced commit, and wake waiting readers; raises DiskLow."""
+        self._disk.take(len(row.request_body))
         async with self._db.connection() as connection:
             seq = await store.append(connection, workspace_id, row, now=now)
         if seq is None:

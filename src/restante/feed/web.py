@@ -24,6 +24,7 @@ from restante.http.disconnect import disconnected, while_connected
 from restante.http.operations import BODY_REFUSALS, json_body, operation, query_of
 from restante.http.problems import json_response
 from restante.ids import ActivityId, as_uuid
+from restante.retention.disk import Disk
 from restante.workspaces import auth
 
 TAG = "feed"
@@ -31,6 +32,10 @@ TAG = "feed"
 
 def _feed(request: Request) -> Feed:
     return request.app.state.feed
+
+
+def _disk(request: Request) -> Disk:
+    return request.app.state.disk
 
 
 class FeedQuery(msgspec.Struct, frozen=True):
@@ -143,7 +148,9 @@ def _headers(page: Page) -> dict[str, str]:
 async def acknowledge(request: Request) -> Response:
     workspace = await auth.owner(request)
     sent = await json_body(request, wire.FeedAck)
-    mark = await _feed(request).acknowledge(workspace.id, sent.acked_seq)
+    mark = await _disk(request).with_room(
+        lambda: _feed(request).acknowledge(workspace.id, sent.acked_seq)
+    )
     return json_response(wire.FeedAcked(mark))
 
 

@@ -20,6 +20,7 @@ STATUS: Mapping[type[RestanteError], int] = {
     errors.CursorGone: 410,
     errors.DatabaseFull: 507,
     errors.DatabaseUnavailable: 503,
+    errors.DiskLow: 507,
     errors.FileTooLarge: 413,
     errors.KeyReused: 422,
     errors.MessageTooLarge: 413,

@@ -14,6 +14,7 @@ import structlog
 
 from restante.errors import PostgresUnusable
 from restante.postgres import options, pidfile
+from restante.postgres.ballast import NEEDED_TO_START, Ballast
 from restante.postgres.child import Child
 from restante.postgres.datadir import DataDirectory
 from restante.postgres.preparation import Installation, prepare
@@ -109,6 +110,8 @@ class EmbeddedPostgres:
     async def _launch(self) -> None:
         deadline = time.monotonic() + self._retry_timeout_seconds
         while not self._stopped.is_set():
+            # Recovery writes, so a Postgres that died on a full disk could not start on it.
+            Ballast(self._prepared.home, 0).make_room(NEEDED_TO_START)
             child = self._child = self._spawn()
             if await self._becomes_ready(child):
                 return

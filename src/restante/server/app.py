@@ -19,6 +19,7 @@ from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.http import problems
+from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
 from restante.server import admin, docs, health
@@ -49,6 +50,7 @@ class Services:
     metrics: Metrics
     readiness: Readiness
     db: Database
+    disk: Disk
     access: Access
     registry: Registry
     push: Push

@@ -67,13 +67,15 @@ async def health(_request: Request) -> Response:
 @operation(
     summary="Whether the database is reachable and migrated.",
     caller="anyone",
-    details="For load balancers; a server that is not ready need not be restarted.",
+    details="For load balancers; a server that is not ready need not be restarted. One whose disk "
+    "is almost full stays ready, because fetching and acknowledging frees it; `degraded` says so.",
     answers={200: wire.Ready},
     refusals=(NotReady,),
 )
 async def ready(request: Request) -> Response:
     await _readiness(request).check()
-    return json_response(wire.Ready("ready"))
+    is_low = request.app.state.disk.is_low
+    return json_response(wire.Ready("ready", "disk" if is_low else None))
 
 
 @operation(

@@ -21,13 +21,15 @@ from restante.delivery.blobs.postgres import PostgresBlobs
 from restante.delivery.receive import Receiver
 from restante.delivery.rules import Pace, Quota, ReceivePolicy
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
+from restante.errors import DatabaseFull
 from restante.feed.rates import Rate
 from restante.feed.service import Feed
 from restante.feed.subject import FeedPartitions
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
-from restante.postgres import DataDirectory, EmbeddedPostgres, postgres_for
+from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep
+from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount, SpaceSamples
 from restante.retention.store import RetentionSettings
 from restante.retention.subjects import Subjects
@@ -119,9 +121,9 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
             )
         )
         subjects = subjects_of(settings)
-        services = _services(settings, db, wakeups, push, subjects, token)
-        await upkeep.create_partitions(db, subjects, now=datetime.now(UTC))
-        await save_retention(settings, db)
+        disk = await disk_of(settings, db, _ballast(settings, directory))
+        services = _services(settings, db, disk, wakeups, push, subjects, token)
+        await _prepare_to_store(settings, db, subjects)
         loops = _loops(settings, services, subjects)
         services.metrics.loops.expect(loop.name for loop in loops)
         await stack.enter_async_context(Loops(loops, services.metrics.loops))
@@ -145,12 +147,35 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
         await Readiness(db, migrate.shipped()).check()
         settings = await with_saved_retention(settings, db, given=given)
         wakeups, subjects = Wakeups(db, Listener(dsn)), subjects_of(settings)
+        disk = await disk_of(settings, db, _ballast(settings, data_directory(settings)))
         yield Operator(
-            sweep_of(db, subjects),
-            SpaceAccount(db, subjects),
+            sweep_of(db, subjects, disk),
+            SpaceAccount(db, subjects, disk),
             UploadAdmin(db, wakeups, ack_retention=_ack_retention(settings)),
         )
         await wakeups.notify_others()  # the readers wait at the servers
+
+
+async def disk_of(settings: Settings, db: Database, ballast: Ballast | None = None) -> Disk:
+    """The disk of the database, if it can be seen from here."""
+    disk = Disk(db, reserve_bytes=settings.disk_reserve_bytes, ballast=ballast)
+    async with db.connection() as connection:
+        await disk.locate(connection)
+    return disk
+
+
+def _ballast(settings: Settings, directory: DataDirectory) -> Ballast | None:
+    """What is kept back beside the embedded Postgres; nothing beside another one."""
+    return None if settings.database_url else Ballast.beside(directory, settings.ballast_bytes)
+
+
+async def _prepare_to_store(settings: Settings, db: Database, subjects: Subjects) -> None:
+    """On a full disk the server starts all the same: its sweeps and readers free it."""
+    try:
+        await upkeep.create_partitions(db, subjects, now=datetime.now(UTC))
+        await save_retention(settings, db)
+    except DatabaseFull as error:
+        log.warning("started_on_a_full_disk", reason=str(error))
 
 
 async def save_retention(settings: Settings, db: Database) -> None:
@@ -204,9 +229,9 @@ def subjects_of(settings: Settings) -> Subjects:
     )
 
 
-def sweep_of(db: Database, subjects: Subjects) -> Sweep:
+def sweep_of(db: Database, subjects: Subjects, disk: Disk) -> Sweep:
     """The sweep, with time left before the deadline of its loop."""
-    return Sweep(db, subjects, budget_seconds=_SWEEP_SECONDS * 0.7)
+    return Sweep(db, subjects, budget_seconds=_SWEEP_SECONDS * 0.7, disk=disk)
 
 
 def _loops(settings: Settings, services: Services, subjects: Subjects) -> list[Loop]:
@@ -226,6 +251,9 @@ def _loops(settings: Settings, services: Services, subjects: Subjects) -> list[L
     async def sweep() -> None:
         await services.sweep.run_observed(metrics.sweep, now=datetime.now(UTC))
 
+    async def watch_disk() -> None:
+        metrics.disk.saw(await services.disk.tend())
+
     async def look_at_space() -> None:
         metrics.saw_space(await services.space.sample(now=datetime.now(UTC)))
 
@@ -243,47 +271,66 @@ def _loops(settings: Settings, services: Services, subjects: Subjects) -> list[L
         Loop("leaves", create_partitions, every, deadline_seconds=30),
         Loop("expired", sweep_promptly, interval_seconds=60, deadline_seconds=30),
         Loop("sweep", sweep, sweep_every, deadline_seconds=_SWEEP_SECONDS),
+        Loop("disk", watch_disk, interval_seconds=1, deadline_seconds=10),
+        Loop(
+            "relief",
+            partial(_relieve_disk, services),
+            interval_seconds=10,
+            deadline_seconds=_SWEEP_SECONDS,
+        ),
         Loop("space", look_at_space, interval_seconds=300, deadline_seconds=30),
         Loop("phantoms", phantoms, interval_seconds=300, deadline_seconds=30),
     ]
 
 
+async def _relieve_disk(services: Services) -> None:
+    """On a disk that is almost full, free what can be freed: the next sweep may be too late."""
+    if services.disk.is_low:
+        observer = services.metrics.sweep
+        await services.disk.checkpoint()
+        await services.sweep.run_observed(observer, now=datetime.now(UTC), closely=True)
+        await services.disk.checkpoint()
+
+
 def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
     settings: Settings,
     db: Database,
+    disk: Disk,
     wakeups: Wakeups,
     push: Push,
     subjects: Subjects,
     admin_token: str,
 ) -> Services:
     access = Access(db, admin_token=admin_token)
-    receiver = receiver_of(settings, db, wakeups)
+    receiver = receiver_of(settings, db, wakeups, disk)
     return Services(
         metrics=Metrics(settings.metrics_namespace, subjects),
         readiness=Readiness(db, migrate.shipped()),
         db=db,
+        disk=disk,
         access=access,
         registry=Registry(
             db,
             access,
             registration_token=settings.registration_token,
             is_open=is_loopback(settings.host),
+            disk=disk,
         ),
         push=push,
-        feed=Feed(db, wakeups),
+        feed=Feed(db, wakeups, disk),
         watch_policy=WatchPolicy(),
         wakeups=wakeups,
         message_rate=Rate(settings.messages_per_minute),
         receiver=receiver,
         blobs=receiver.blobs,
-        sweep=sweep_of(db, subjects),
-        space=SpaceAccount(db, subjects),
+        sweep=sweep_of(db, subjects, disk),
+        space=SpaceAccount(db, subjects, disk),
         ack_retention=_ack_retention(settings),
         staging_enabled=settings.staging,
     )
 
 
-def receiver_of(settings: Settings, db: Database, wakeups: Wakeups) -> Receiver:
+def receiver_of(settings: Settings, db: Database, wakeups: Wakeups, disk: Disk) -> Receiver:
     """What receives files, with the quotas and limits of the settings."""
     policy = ReceivePolicy(
         ttl=timedelta(seconds=settings.upload_ttl_seconds),
@@ -294,7 +341,7 @@ def receiver_of(settings: Settings, db: Database, wakeups: Wakeups) -> Receiver:
         answers_kept=_ANSWERS_KEPT,
         pace=Pace(settings.upload_grace_seconds, settings.upload_min_bytes_per_second),
     )
-    return Receiver(db, PostgresBlobs(db), wakeups, policy)
+    return Receiver(db, PostgresBlobs(db), wakeups, policy, disk=disk)
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from restante.wire import Mode
 
 MAX_LABEL = 1000
 _MAX_URL = 2048
+_SMALL_CARD = 4096
 _INGEST = "/internal/chat/uploads/ingest"
 
 
@@ -85,6 +86,11 @@ def details_of(stored: Workspace | None, changes: Changes) -> Details:
     elif after.delivery_mode == "push":
         raise BadRequest("A workspace with delivery_mode push needs a url.")
     return after
+
+
+def is_larger(stored: Workspace, details: Details) -> bool:
+    """Whether a registration needs more room; one that comes back as it was does not."""
+    return len(details.agent_card) > max(len(stored.agent_card), _SMALL_CARD)
 
 
 def check_url(url: str) -> None:
