@@ -156,7 +156,7 @@ class Receiver:
 
     async def check_server(self, extra: Usage, *, now: datetime) -> None:
         """Raise ServerFull or DiskLow unless the server has room for that much more."""
-        self.disk.check(extra.bytes)
+        self.disk.check()
         async with self._server_lock:
             if time.monotonic() - self._server_read_at >= self._usage_fresh_seconds:
                 # What commits during the read may be counted twice for a second, never not at all.

@@ -21,8 +21,8 @@ log = structlog.stdlib.get_logger(__name__)
 PIECES = 4
 # On a small disk the ballast is smaller: at most one part in so many.
 LARGEST_PART = 16
-# Two segments of WAL: what a crash recovery and its checkpoint may write.
-NEEDED_TO_START = 32 * 1024 * 1024
+# A segment of WAL; the end of a recovery may need a new one.
+NEEDED_TO_START = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

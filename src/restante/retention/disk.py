@@ -93,7 +93,11 @@ class Disk:
 
     @property
     def is_low(self) -> bool:
-        return self._is_low_for(0)
+        """Whether nothing new is stored: the reserve is reached, or Postgres has found it full."""
+        room, written = self.room, _WRITTEN_PER_BYTE * self._taken
+        if room and rules.is_low(room, self._chosen_reserve, written=written):
+            return True
+        return self._seconds_since_full() < _FULL_SECONDS
 
     @property
     def scarce_bytes(self) -> int | None:
@@ -102,25 +106,20 @@ class Disk:
             return None
         return self._room.free if self._room else 0
 
-    def _is_low_for(self, size: int) -> bool:
-        room, wanted = self.room, _WRITTEN_PER_BYTE * (self._taken + size)
-        is_low = room is not None and rules.is_low(room, self._chosen_reserve, wanted=wanted)
-        return is_low or self._seconds_since_full() < _FULL_SECONDS
-
     def _seconds_since_full(self) -> float:
         return time.monotonic() - self._db.disk_full_at
 
-    def check(self, size: int = 0) -> None:
-        """Raise DiskLow unless so many bytes can be stored without the reserve."""
-        if self._is_low_for(size):
+    def check(self) -> None:
+        """Raise DiskLow if nothing new is stored now."""
+        if self.is_low:
             raise DiskLow(
                 "The server's disk is almost full, so it stores nothing new; try again later.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
 
     def take(self, size: int) -> None:
-        """The same, and these bytes are written now: they count until the disk is read again."""
-        self.check(size)
+        """The same, and so much is written now: it counts until the disk is read again."""
+        self.check()
         self._taken += size
 
     async def with_room(self, write: Callable[[], Awaitable[T]]) -> T:

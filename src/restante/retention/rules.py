@@ -143,9 +143,9 @@ def tightest(rooms: Sequence[Room], chosen: int | None) -> Room | None:
     return min(rooms, key=lambda room: room.free - reserve_of(room.total, chosen), default=None)
 
 
-def is_low(room: Room, chosen: int | None, *, wanted: int = 0) -> bool:
-    """Whether storing that much more would take from the reserve."""
-    return room.free - wanted < reserve_of(room.total, chosen)
+def is_low(room: Room, chosen: int | None, *, written: int = 0) -> bool:
+    """Whether less than the reserve is free, if so much was written since the look."""
+    return room.free - written < reserve_of(room.total, chosen)
 
 
 def days_until_full(free_bytes: int | None, growth_bytes_per_day: float | None) -> float | None:
