@@ -112,8 +112,10 @@ async def test_a_full_disk_takes_nothing_new_and_empties_itself(
         mailbox = await registered(http)
         confirmed = await fill(mailbox, running)
         (live, kept), *delivered = confirmed.items()
+        left_free = free_bytes(disk)
+        other.take_all()
+        await until(lambda: is_degraded(running))
         refusals = await refused(mailbox)
-        assert free_bytes(disk) > 0
         other.take_all()
 
         acks = [await ack(mailbox, file_id) for file_id, _ in delivered]
@@ -122,6 +124,7 @@ async def test_a_full_disk_takes_nothing_new_and_empties_itself(
         await until(lambda: is_well(running), seconds=60)
         accepted = await mailbox.send(Request([some_file(10_000)], key=None))
 
+        assert left_free > 0
         assert refusals == {(507, "disk_low")}
         assert set(acks) == {200}
         assert beats == [200, 200]
@@ -206,9 +209,13 @@ async def test_a_server_starts_and_a_command_sweeps_on_a_full_disk(
     running.kill()
     other.take_all()
 
-    shown = restante("status", f"--data-dir={running.data_dir}", **running.environment)
+    shown = restante(
+        "status", f"--data-dir={running.data_dir}", RESTANTE_DISK_RESERVE_BYTES=str(RESERVE)
+    )
     other.take_all()
-    swept = restante("sweep", f"--data-dir={running.data_dir}", **running.environment)
+    swept = restante(
+        "sweep", f"--data-dir={running.data_dir}", RESTANTE_DISK_RESERVE_BYTES=str(RESERVE)
+    )
     freed = free_bytes(disk)
     other.take_all()
     running.start()
