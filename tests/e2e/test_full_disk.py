@@ -135,7 +135,7 @@ async def test_a_full_disk_takes_nothing_new_and_empties_itself(
         assert left == {live, new}
     assert metric(running, "molecule_disk_ballast_released_bytes_total") > 0
     assert metric(running, "molecule_disk_low") == 0
-    assert "disk_low" in running.said
+    assert "disk_almost_full" in running.said
     assert "disk_recovered" in running.said
 
 

@@ -42,7 +42,10 @@ def test_a_small_ballast_is_as_small_as_it_was_chosen(place: Path):
     assert filled(place, 40_000).in_place() == 40_000
 
 
-def test_none_is_kept_if_none_is_wanted(place: Path):
+def test_another_size_applies_to_pieces_that_exist(place: Path):
+    filled(place, 40_000)
+
+    assert filled(place, 80_000).in_place() == 80_000
     assert filled(place, 0).in_place() == 0
     assert pieces(place) == []
 

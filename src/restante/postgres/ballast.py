@@ -70,14 +70,20 @@ class Ballast:
 
     def is_complete(self) -> bool:
         wanted = self.piece_bytes
-        return all(_bytes_of(piece) >= wanted for piece in self._pieces())
+        return all(_bytes_of(piece) == wanted for piece in self._pieces())
 
     def refill(self) -> None:
-        """Create one missing piece; raises OSError, and leaves nothing, if there is no room."""
+        """
+        Create one piece that is missing, or has another size than it should.
+
+        Raises OSError, and leaves nothing of it, if there is no room.
+        """
         wanted = self.piece_bytes
         for piece in self._pieces():
-            if _bytes_of(piece) < wanted:
-                _create(piece, wanted)
+            if _bytes_of(piece) != wanted:
+                piece.unlink(missing_ok=True)
+                if wanted:
+                    _create(piece, wanted)
                 return
 
     def _pieces(self) -> Iterator[Path]:
@@ -92,7 +98,7 @@ def _bytes_of(piece: Path) -> int:
 
 
 def _create(piece: Path, size: int) -> None:
-    handle = os.open(piece, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    handle = os.open(piece, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(handle, 0, size)

@@ -158,10 +158,12 @@ class Disk:
         )
 
     def _noted(self, state: DiskState) -> DiskState:
-        if state.is_low != self._was_low:
-            event = "disk_low" if state.is_low else "disk_recovered"
-            log.warning(event, free=state.free_bytes, reserve=state.reserve_bytes)
-            self._was_low = state.is_low
+        """Log that it has become low, or has recovered."""
+        if state.is_low and not self._was_low:
+            log.warning("disk_almost_full", free=state.free_bytes, reserve=state.reserve_bytes)
+        if self._was_low and not state.is_low:
+            log.warning("disk_recovered", free=state.free_bytes)
+        self._was_low = state.is_low
         return state
 
     async def _refill(self) -> None:
@@ -171,7 +173,8 @@ class Disk:
             return
         reserve = rules.reserve_of(room.total, self._chosen_reserve)
         if room.free - ballast.piece_bytes >= 2 * reserve:
-            await asyncio.to_thread(ballast.refill)
+            with suppress(OSError):  # another program was faster; the metric shows what is missing
+                await asyncio.to_thread(ballast.refill)
             self._forget()
 
     async def _probe_if_unseen(self) -> None:

@@ -1,8 +1,11 @@
 """Sizes of the tables, what keeps their space, growth, and the servers' retention settings."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import asyncpg
 
 from restante.database import partitions, sql
 from restante.database.pool import Connection, Tx
@@ -127,6 +130,11 @@ async def probe(tx: Tx) -> None:
 
 
 async def checkpoint(connection: Connection) -> None:
-    """Write a checkpoint, after which WAL can be removed; nothing if this role may not."""
+    """
+    Let Postgres write a checkpoint, after which it removes WAL; nothing if this role may not.
+
+    One that fails for lack of space is repeated by Postgres itself.
+    """
     if await connection.fetchval(queries.may_checkpoint):
-        await connection.execute(queries.checkpoint)
+        with suppress(asyncpg.InternalServerError):
+            await connection.execute(queries.checkpoint)

@@ -287,7 +287,6 @@ async def _relieve_disk(services: Services) -> None:
     """On a disk that is almost full, free what can be freed: the next sweep may be too late."""
     if services.disk.is_low:
         observer = services.metrics.sweep
-        await services.disk.checkpoint()
         await services.sweep.run_observed(observer, now=datetime.now(UTC), closely=True)
         await services.disk.checkpoint()
 
