@@ -100,6 +100,10 @@ ADVICE = {
         "Free disk space. Nothing of the request was stored.",
         "Tell the operator; retry later. Nothing was stored.",
     ),
+    "disk_low": Advice(
+        "See [A full disk](#a-full-disk). Files that wait can still be fetched and acknowledged.",
+        "Wait for `Retry-After`. Nothing was stored.",
+    ),
     "not_ready": Advice(
         "`/ready` and the operator's commands report it; the sentence has the reason.",
         "Send requests elsewhere; retry. Only `/ready` answers this.",

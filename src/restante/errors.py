@@ -124,6 +124,12 @@ class DatabaseFull(RestanteError):
     code = "database_full"
 
 
+class DiskLow(RestanteError):
+    """The database's disk is almost full, so nothing new is stored."""
+
+    code = "disk_low"
+
+
 class BadRequest(RestanteError):
     """The request is malformed; nothing was changed."""
 

@@ -197,6 +197,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "yet included. Default: twice server_max_bytes, at least 256 MiB."
         ),
     ] = None
+    disk_reserve_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="Nothing new is stored when less than this is free on the database's disk. "
+            "Default: 5 % of the disk, at most 1 GiB."
+        ),
+    ] = None
+    ballast_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Space beside the embedded Postgres that is given up when its disk is "
+            "full, so that it can be emptied; 0 keeps none.",
+        ),
+    ] = 67_108_864
     messages_per_minute: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Messages per minute from one workspace.")
     ] = 6000

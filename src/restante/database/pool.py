@@ -7,6 +7,7 @@ silent server, are replaced as soon as one of them shows it.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -61,6 +62,7 @@ class Database:
         self._pool = pool
         self._acquire_timeout_seconds = acquire_timeout_seconds
         self._doubted_at = -_DOUBT_SECONDS
+        self.disk_full_at = -math.inf  # when Postgres last failed for that reason, monotonic
 
     @classmethod
     async def open(
@@ -106,6 +108,8 @@ class Database:
             with translated():
                 yield connection
         except RestanteError as error:
+            if isinstance(error.__cause__, asyncpg.DiskFullError):
+                self.disk_full_at = time.monotonic()
             if driver_errors.casts_doubt(error):
                 await self.replace_connections()
             raise

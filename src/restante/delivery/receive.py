@@ -53,6 +53,7 @@ from restante.feed import store as feed
 from restante.feed.rules import UNLIMITED, WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
+from restante.retention.disk import Disk
 
 log = structlog.get_logger()
 
@@ -75,6 +76,7 @@ class Receiver:
         policy: ReceivePolicy,
         *,
         limits: WriteLimits = UNLIMITED,
+        disk: Disk | None = None,
         usage_fresh_seconds: float = _USAGE_FRESH_SECONDS,
     ) -> None:
         self.db = db
@@ -82,6 +84,7 @@ class Receiver:
         self.policy = policy
         self.limits = limits
         self.reservations = Reservations(db, policy.quota, limits)
+        self.disk = disk or Disk(db)
         self._wakeups = wakeups
         self._in_progress: set[Incoming] = set()
         self._server = store.ServerUsage(0, 0, 0, 0)
@@ -106,7 +109,7 @@ class Receiver:
 
         The files of a request that repeats an idempotency key are hashed and not stored.  Raises
         BadRequest for a TTL outside of the operator's limits; QuotaTooSmall and ServerFull if the
-        declared size can not fit.
+        declared size can not fit; DiskLow.
         """
         if ttl is not None:
             self.policy.check_ttl(ttl)
@@ -192,7 +195,8 @@ class Receiver:
         self._claimed_since_bytes += extra.bytes
 
     async def check_server(self, extra: Usage) -> None:
-        """Raise ServerFull unless the server has room for that much more."""
+        """Raise ServerFull or DiskLow unless the server has room for that much more."""
+        self.disk.check()
         async with self._server_lock:
             if time.monotonic() - self._server_read_at >= self._usage_fresh_seconds:
                 await self._read_usage()
@@ -318,6 +322,7 @@ class Incoming:
 
     async def _write_ahead(self, *, now: datetime) -> None:
         """Write the collected chunks while more arrive; one write at a time."""
+        self._take_disk()
         if self._writing:
             await self._writing
         bucket = await self._reserve(now=now)
@@ -326,6 +331,10 @@ class Incoming:
         self._writing = asyncio.create_task(
             self._receiver.blobs.put(self.workspace_id, bucket, chunks)
         )
+
+    def _take_disk(self) -> None:
+        """The collected chunks are written now: raises DiskLow if the disk has filled meanwhile."""
+        self._receiver.disk.take(sum(len(chunk.bytes) for chunk in self._chunks))
 
     async def _reserve(self, *, now: datetime) -> datetime:
         """
@@ -392,6 +401,7 @@ class Incoming:
             raise BadRequest("These files were published before, or their block has ended.")
         if not self.files:
             raise UploadMalformed("The request holds no part named files.")
+        self._take_disk()
         if self._writing:
             await self._writing
             await self._reserve(now=now)

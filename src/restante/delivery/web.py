@@ -27,6 +27,7 @@ from restante.delivery.rules import (
 from restante.errors import (
     AddressRefused,
     BadRequest,
+    DiskLow,
     FeedFull,
     FileTooLarge,
     KeyReused,
@@ -112,6 +113,7 @@ class UploadQuery(msgspec.Struct, frozen=True):
         WorkspaceUnreachable,
         AddressRefused,
         ServerFull,
+        DiskLow,
     ),
     headers={wire.IDEMPOTENCY_KEY: "Makes a repeated request return the first answer."},
 )
@@ -250,8 +252,10 @@ async def content(request: Request) -> Response:
 async def acknowledge(request: Request) -> Response:
     file_id = _file_id(request)
     workspace = await auth.owner(request)
-    existed = await acknowledging.acknowledge(
-        _db(request), workspace.id, file_id, now=datetime.now(UTC)
+    existed = await _receiver(request).disk.with_room(
+        lambda: acknowledging.acknowledge(
+            _db(request), workspace.id, file_id, now=datetime.now(UTC)
+        )
     )
     return json_response(wire.Acked(acked=True, raced=not existed))
 

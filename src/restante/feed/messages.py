@@ -12,6 +12,7 @@ from restante import wire
 from restante.errors import (
     AddressRefused,
     BadRequest,
+    DiskLow,
     FeedFull,
     NotAuthenticated,
     TooManyMessages,
@@ -64,6 +65,7 @@ def _rate(request: Request) -> Rate:
         FeedFull,
         WorkspaceUnreachable,
         AddressRefused,
+        DiskLow,
     ),
     headers={wire.CALLER_ID: "The sender's workspace; must be the one the token belongs to."},
 )

@@ -21,6 +21,7 @@ from restante.feed.rules import (
 from restante.feed.turns import Places, Scans
 from restante.feed.wakeups import Wakeups
 from restante.ids import ActivityId, WorkspaceId, new_activity_id
+from restante.retention.disk import Disk
 
 log = structlog.get_logger()
 
@@ -31,7 +32,13 @@ _ALL_ROWS = 2**62  # a seq plus this is still a bigint
 class Feed:
     """Appends to feeds and reads them."""
 
-    def __init__(self, db: Database, wakeups: Wakeups, limits: WriteLimits = UNLIMITED) -> None:
+    def __init__(
+        self,
+        db: Database,
+        wakeups: Wakeups,
+        limits: WriteLimits = UNLIMITED,
+        disk: Disk | None = None,
+    ) -> None:
         self._db = db
         self._scans = Scans()
         # Separate, so that watchers cannot keep the workspace from polling.
@@ -39,13 +46,15 @@ class Feed:
         self.large_events = Places(_LARGE_ANSWERS)
         self.wakeups = wakeups
         self._limits = limits
+        self._disk = disk or Disk(db)
 
     async def append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
         """
         Append one row in a synced commit, and wake waiting readers.
 
-        Raises WorkspaceUnknown, FeedFull, TooMuchWritten and OutcomeUnknown.
+        Raises WorkspaceUnknown, FeedFull, TooMuchWritten, DiskLow and OutcomeUnknown.
         """
+        self._disk.take(row.bytes)
         row_id, limits = new_activity_id(now), self._limits.for_source(row.source_id)
 
         async def commit(connection: Connection) -> int:

@@ -25,6 +25,7 @@ from restante.feed.service import Feed
 from restante.http.operations import BODY_REFUSALS, json_body, operation, query_of
 from restante.http.problems import json_response
 from restante.ids import ActivityId, as_uuid
+from restante.retention.disk import Disk
 from restante.workspaces import auth
 
 TAG = "feed"
@@ -32,6 +33,10 @@ TAG = "feed"
 
 def _feed(request: Request) -> Feed:
     return request.app.state.feed
+
+
+def _disk(request: Request) -> Disk:
+    return request.app.state.disk
 
 
 class FeedQuery(msgspec.Struct, frozen=True):
@@ -133,7 +138,9 @@ def _filter(sent: FeedQuery) -> Filter:
 async def acknowledge(request: Request) -> Response:
     workspace = await auth.owner(request)
     sent = await json_body(request, wire.FeedAck)
-    mark = await _feed(request).acknowledge(workspace.id, sent.acked_seq)
+    mark = await _disk(request).with_room(
+        lambda: _feed(request).acknowledge(workspace.id, sent.acked_seq)
+    )
     return json_response(wire.FeedAcked(mark))
 
 

@@ -22,6 +22,7 @@ STATUS: Mapping[type[RestanteError], int] = {
     errors.DatabaseFull: 507,
     errors.DatabaseReadOnly: 503,
     errors.DatabaseUnavailable: 503,
+    errors.DiskLow: 507,
     errors.FeedFull: 429,
     errors.FileTooLarge: 413,
     errors.KeyReused: 422,

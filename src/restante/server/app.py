@@ -20,6 +20,7 @@ from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.http import problems
 from restante.http.operations import JsonPace
+from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
 from restante.server import admin, docs, health
@@ -54,6 +55,7 @@ class Services:
     readiness: Readiness
     db: Database
     json_pace: JsonPace
+    disk: Disk
     access: Access
     concurrency: Concurrency
     registry: Registry

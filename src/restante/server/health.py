@@ -81,7 +81,8 @@ async def health(_request: Request) -> Response:
 @operation(
     summary="Whether the database is reachable, migrated and accepts writes.",
     caller="anyone",
-    details="For load balancers; a server that is not ready need not be restarted.",
+    details="For load balancers; a server that is not ready need not be restarted. One whose disk "
+    "is almost full stays ready, because fetching and acknowledging frees it; `degraded` says so.",
     answers={200: wire.Ready},
     refusals=(NotReady,),
 )
@@ -89,7 +90,8 @@ async def ready(request: Request) -> Response:
     readiness = _readiness(request)
     await readiness.check()
     await readiness.check_writable()
-    return json_response(wire.Ready("ready"))
+    is_low = request.app.state.disk.is_low
+    return json_response(wire.Ready("ready", "disk" if is_low else None))
 
 
 @operation(

@@ -8,6 +8,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from restante.retention.disk import DiskState
 from restante.retention.subjects import Subjects
 from restante.wire import SpaceView, UploadStates
 
@@ -44,6 +45,7 @@ class Metrics:
         self.loops = LoopMetrics(for_all)
         self.sweep = SweepMetrics(for_all, subjects)
         self.space = SpaceMetrics(for_all, subjects)
+        self.disk = DiskMetrics(for_all)
         # These name workspaces, so only the operator sees them.
         self.workspaces = WorkspaceMetrics(for_operator)
 
@@ -250,6 +252,36 @@ class SpaceMetrics:
     def saw_lead(self, seconds_by_table: Mapping[str, float]) -> None:
         for table, seconds in seconds_by_table.items():
             self.leaf_lead_seconds.labels(table).set(seconds)
+
+
+class DiskMetrics:
+    """The free space of the database's disk, and what is kept back."""
+
+    def __init__(self, page: _Page) -> None:
+        self.is_low = page.gauge(
+            "disk_low", "1 while nothing new is stored because the disk is almost full, else 0."
+        )
+        self.free = page.gauge(
+            "disk_free_bytes", "Free bytes on the database's disk; NaN if it cannot be seen."
+        )
+        self.reserve = page.gauge(
+            "disk_reserve_bytes", "Nothing new is stored when less is free; NaN if not known."
+        )
+        self.ballast = page.gauge(
+            "disk_ballast_bytes", "Bytes that can still be given up on a full disk."
+        )
+        self.released = page.counter(
+            "disk_ballast_released_bytes_total", "Bytes given up because the disk was full."
+        )
+        self._ballast_before = 0
+
+    def saw(self, disk: DiskState) -> None:
+        self.is_low.set(disk.is_low)
+        self.free.set(_or_nan(disk.free_bytes))
+        self.reserve.set(_or_nan(disk.reserve_bytes))
+        self.ballast.set(disk.ballast_bytes)
+        self.released.inc(max(self._ballast_before - disk.ballast_bytes, 0))
+        self._ballast_before = disk.ballast_bytes
 
 
 class WorkspaceMetrics:

@@ -10,6 +10,7 @@ from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database, transaction
 from restante.errors import NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId
+from restante.retention.disk import Disk
 from restante.workspaces import rules, store
 from restante.workspaces.auth import Access
 from restante.workspaces.rules import Changes, Details, Workspace
@@ -25,9 +26,16 @@ class Registry:
     """The workspaces of this server."""
 
     def __init__(
-        self, db: Database, access: Access, *, registration_token: str | None, is_open: bool
+        self,
+        db: Database,
+        access: Access,
+        *,
+        registration_token: str | None,
+        is_open: bool,
+        disk: Disk | None = None,
     ) -> None:
         self._db = db
+        self._disk = disk or Disk(db)
         self._access = access
         self._registration_token = registration_token
         self._is_open = is_open
@@ -48,7 +56,8 @@ class Registry:
         Register an id for the first time, or update an existing registration.
 
         Raises NotAuthenticated if the id is taken and the token is not its own, or if it is new and
-        the caller may not register: the same answer, so that ids cannot be probed.
+        the caller may not register: the same answer, so that ids cannot be probed.  Raises DiskLow
+        for a new id or a larger card; a workspace that comes back must be able to fetch.
         """
         async with self._db.connection() as connection:
             stored = await store.get(connection, workspace_id)
@@ -68,6 +77,7 @@ class Registry:
         if not self.may_register(token):
             raise NotAuthenticated(_NOT_YOURS)
         details = rules.details_of(removed, changes)
+        self._disk.take(len(details.agent_card or ""))
         new_token, secret = rules.new_token(), rules.new_token()
         enter = store.revive if removed else store.insert
         token_hash = rules.token_hash(new_token)
@@ -109,6 +119,8 @@ class Registry:
                 if stored is None or stored.status != "active":
                     return None
                 details = rules.details_of(stored, changes)
+                if rules.is_large(details.agent_card):
+                    self._disk.take(len(details.agent_card or ""))
                 await store.update(tx, workspace_id, details)
                 return details
 

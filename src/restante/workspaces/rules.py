@@ -18,6 +18,7 @@ MAX_LABEL = 1000
 MAX_CARD_BYTES = 64 * 1024  # it is kept as long as its workspace
 _MAX_URL = 2048
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
+_SMALL_CARD = 4096
 _INGEST = "/internal/chat/uploads/ingest"
 
 
@@ -80,6 +81,11 @@ def details_of(stored: Workspace | None, changes: Changes) -> Details:
     elif after.delivery_mode == "push":
         raise BadRequest("A workspace with delivery_mode push needs a url.")
     return after
+
+
+def is_large(card: str | None) -> bool:
+    """Whether this card needs room worth counting."""
+    return len(card or "") > _SMALL_CARD
 
 
 def check_url(url: str) -> None:

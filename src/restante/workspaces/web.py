@@ -10,7 +10,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from restante import wire
-from restante.errors import BadRequest, MessageTooLarge, NotAuthenticated, WorkspaceUnknown
+from restante.errors import (
+    BadRequest,
+    DiskLow,
+    MessageTooLarge,
+    NotAuthenticated,
+    WorkspaceUnknown,
+)
 from restante.http.operations import (
     BODY_REFUSALS,
     MAX_DEPTH,
@@ -21,6 +27,7 @@ from restante.http.operations import (
 )
 from restante.http.problems import json_response
 from restante.ids import WorkspaceId
+from restante.retention.disk import Disk
 from restante.workspaces import auth
 from restante.workspaces.registry import Registry
 from restante.workspaces.rules import MAX_CARD_BYTES, Changes, clean_label
@@ -32,6 +39,10 @@ def _registry(request: Request) -> Registry:
     return request.app.state.registry
 
 
+def _disk(request: Request) -> Disk:
+    return request.app.state.disk
+
+
 @operation(
     summary="Register a workspace, or update its registration.",
     caller="anyone",
@@ -41,7 +52,7 @@ def _registry(request: Request) -> Registry:
     "registration token or the admin's is the operator's choice.",
     body=wire.Registration,
     answers={200: wire.Registered},
-    refusals=(BadRequest, NotAuthenticated, *BODY_REFUSALS),
+    refusals=(BadRequest, NotAuthenticated, *BODY_REFUSALS, DiskLow),
 )
 async def register(request: Request) -> Response:
     sent = await json_body(request, wire.Registration)
@@ -80,7 +91,9 @@ async def heartbeat(request: Request) -> Response:
         WorkspaceId(sent.workspace_id),
         otherwise="Send the token of this workspace with its heartbeat.",
     )
-    await _registry(request).heartbeat(workspace, sent.active_tasks, sent.current_task)
+    await _disk(request).with_room(
+        lambda: _registry(request).heartbeat(workspace, sent.active_tasks, sent.current_task)
+    )
     return json_response(wire.Status("ok"))
 
 
