@@ -26,7 +26,7 @@ ALL_CALLS: dict[str, Call[Any]] = {
     "heartbeat": calls.heartbeat(WORKSPACE, 2, "reading"),
     "workspaces": calls.workspaces(None),
     "feed": calls.feed(WORKSPACE, None, limit=7),
-    "acknowledge_feed": calls.acknowledge_feed(WORKSPACE, 9),
+    "acknowledge_feed": calls.acknowledge_feed(WORKSPACE, Cursor(9)),
     "send_message": calls.send_message(WORKSPACE, MESSAGE),
     "pending": calls.pending(WORKSPACE),
     "content": calls.content(WORKSPACE, FILE, 0),

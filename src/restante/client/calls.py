@@ -155,10 +155,10 @@ def feed(
     )
 
 
-def acknowledge_feed(workspace_id: WorkspaceId, seq: int) -> Call[wire.FeedAcked]:
+def acknowledge_feed(workspace_id: WorkspaceId, cursor: Cursor) -> Call[wire.FeedAcked]:
     """Record how far the feed has been handled."""
     path = f"/workspaces/{workspace_id}/activity/ack"
-    return _post(path, wire.FeedAcked, wire.FeedAck(seq), repeatable=True)
+    return _post(path, wire.FeedAcked, wire.FeedAck(cursor.seq, cursor.id), repeatable=True)
 
 
 def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[dict[str, Any]]:

@@ -123,10 +123,12 @@ class Feed:
     async def _marks(self, connection: Connection, workspace_id: WorkspaceId) -> Marks:
         return await store.marks(connection, workspace_id) or _NO_FEED
 
-    async def acknowledge(self, workspace_id: WorkspaceId, seq: int) -> int:
-        """Move the acknowledged mark forward; returns the mark."""
+    async def acknowledge(
+        self, workspace_id: WorkspaceId, seq: int, row: ActivityId | None = None
+    ) -> int:
+        """Move the acknowledged mark forward, if the row is still this one; returns the mark."""
         async with self._db.connection() as connection:
-            mark = await store.acknowledge(connection, workspace_id, seq)
+            mark = await store.acknowledge(connection, workspace_id, seq, row)
         if mark is None:
             raise WorkspaceUnknown
         return mark

@@ -92,9 +92,15 @@ async def newest_rows(
     return [_activity(row) for row in rows]
 
 
-async def acknowledge(connection: Connection, workspace_id: WorkspaceId, seq: int) -> int | None:
-    """Move the acknowledged mark forward; returns the mark, or None if there is no feed."""
-    return await connection.fetchval(queries.acknowledge, workspace_id, seq)
+async def acknowledge(
+    connection: Connection, workspace_id: WorkspaceId, seq: int, row: ActivityId | None = None
+) -> int | None:
+    """
+    Move the acknowledged mark forward; returns the mark, or None if there is no feed.
+
+    With a row, only if the row with this seq is that one.
+    """
+    return await connection.fetchval(queries.acknowledge, workspace_id, seq, row)
 
 
 async def trim(connection: Connection, partition: str) -> None:

@@ -143,7 +143,8 @@ def _headers(page: Page) -> dict[str, str]:
 async def acknowledge(request: Request) -> Response:
     workspace = await auth.owner(request)
     sent = await json_body(request, wire.FeedAck)
-    mark = await _feed(request).acknowledge(workspace.id, sent.acked_seq)
+    row = ActivityId(sent.acked_id) if sent.acked_id else None
+    mark = await _feed(request).acknowledge(workspace.id, sent.acked_seq, row)
     return json_response(wire.FeedAcked(mark))
 
 
