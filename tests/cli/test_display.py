@@ -55,8 +55,8 @@ def test_a_pipe_gets_plain_lines_that_are_not_wrapped():
             "Continuing after the last acknowledged row: up to 5 rows come again."
         ),
         (
-            "again: a.txt was received before and is pending again: it was reopened, or the server was "
-            "restored from a backup"
+            "again: a.txt was received before and is pending again: it was reopened, or the server "
+            "was restored from a backup"
         ),
         "1 files received, 2.0 KiB.",
     ]

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from callers import ADMIN_TOKEN, Caller, registered
+from callers import ADMIN_TOKEN, Caller, ask, bearer, registered
 from hypothesis import given, strategies as st
 from impostors import Asked, http, impostor, relay
 from processes import Outcome, on_a_terminal, restante
@@ -142,6 +142,28 @@ async def test_the_admin_can_use_a_name(shared_site: Site, letter: Path):
     assert await waiting(named) == ["a_letter.txt"]
 
 
+async def test_of_workspaces_with_one_name_the_last_seen_comes_first(
+    shared_site: Site, letter: Path
+):
+    """Anybody may register a name again; `send` never guesses, and shows what tells them apart."""
+    impostors = [await registered(shared_site, agent_card={"name": "popular"}) for _ in range(11)]
+    online = impostors[4]
+    sent = {"workspace_id": online.id, "active_tasks": 0}
+    beat = await ask(
+        shared_site, "POST", "/registry/heartbeat", json=sent, headers=bearer(online.token)
+    )
+    assert beat.status == 200
+
+    said = error_of(await send(shared_site.url, "popular", letter))
+
+    assert re.search(
+        rf"Use the id: {online.id}, last seen \d{{4}}-[^;]*, registered \d{{4}}-", said
+    )
+    assert said.endswith("; and 1 more.\n")
+    assert (await send(shared_site.url, online.id, letter)).code == 0
+    assert await waiting(online) == ["a_letter.txt"]
+
+
 async def test_an_unknown_or_ambiguous_recipient_is_refused(shared_site: Site, letter: Path):
     twins = [await registered(shared_site, agent_card={"name": "twin"}) for _ in range(2)]
 
@@ -154,6 +176,7 @@ async def test_an_unknown_or_ambiguous_recipient_is_refused(shared_site: Site, l
 
     assert "no workspace with the id or name nobody" in error_of(unknown)
     assert all(twin.id in error_of(ambiguous) for twin in twins)
+    assert "2 workspaces are named twin. Use the id: " in error_of(ambiguous)
     assert "only the admin can look one up" in error_of(forbidden)
     assert "There is no such workspace" in error_of(nobody)
     assert [await waiting(twin) for twin in twins] == [[], []]

@@ -3,13 +3,15 @@
 import hashlib
 import hmac
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
+from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
-from restante.errors import BadRequest
+from restante.errors import BadRequest, NotJson, OriginRefused
 from restante.ids import WorkspaceId
 from restante.text import printable
 from restante.wire import Mode
@@ -58,6 +60,49 @@ class Changes:
     url: str | None = None
     agent_card: str | None = None
     parent_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """What a request's headers tell about the program that sent it; None: not sent."""
+
+    host: str | None = None
+    origin: str | None = None
+    content_type: str | None = None
+
+
+def refuse_web_pages(sender: Sender, *, allowed_origins: Collection[str] = ()) -> None:
+    """
+    Refuse what a web page can make a browser on this machine send without asking us first.
+
+    Any page can send to loopback.  The browser then names the page's origin.  A page whose own name
+    was made to resolve to loopback (DNS rebinding) counts as same-origin, but the Host is that
+    name.  The JSON type is a second line: a page needs our permission to send it.
+    """
+    if sender.host is not None and not _is_loopback(sender.host):
+        raise OriginRefused(
+            f"Registration is open under a loopback address only, not as {printable(sender.host)}. "
+            "Use http://127.0.0.1 and the port, or send a token that may register."
+        )
+    if sender.origin is not None and not _is_allowed(sender.origin, sender.host, allowed_origins):
+        raise OriginRefused(
+            f"The web page {printable(sender.origin)} may not register workspaces without a token."
+        )
+    if (sender.content_type or "").partition(";")[0].strip().lower() != "application/json":
+        raise NotJson("Registration without a token needs `Content-Type: application/json`.")
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a Host header names this machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_allowed(origin: str, host: str | None, allowed: Collection[str]) -> bool:
+    return origin in allowed or (host is not None and origin.lower() == f"http://{host.lower()}")
 
 
 def details_of(stored: Workspace | None, changes: Changes) -> Details:

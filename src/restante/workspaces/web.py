@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from restante import wire
-from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
+from restante.errors import BadRequest, NotAuthenticated, NotJson, OriginRefused, WorkspaceUnknown
 from restante.http.operations import (
     BODY_REFUSALS,
     MAX_DEPTH,
@@ -23,7 +23,7 @@ from restante.http.problems import json_response
 from restante.ids import WorkspaceId
 from restante.workspaces import auth
 from restante.workspaces.registry import Registry
-from restante.workspaces.rules import Changes, clean_label, token_matches
+from restante.workspaces.rules import Changes, Sender, clean_label, token_matches
 
 TAG = "workspaces"
 
@@ -38,10 +38,11 @@ def _registry(request: Request) -> Registry:
     reads_token=True,
     details="The first registration of an id answers with its token, once. Later ones must carry "
     "that token; fields that are not sent keep their values. Whether a new id needs the server's "
-    "registration token or the admin's is the operator's choice.",
+    "registration token or the admin's is the operator's choice. Without a token, the request must "
+    "go to a loopback address, must not come from a web page, and must say that it is JSON.",
     body=wire.Registration,
     answers={200: wire.Registered},
-    refusals=(BadRequest, NotAuthenticated, *BODY_REFUSALS),
+    refusals=(BadRequest, NotAuthenticated, OriginRefused, NotJson, *BODY_REFUSALS),
 )
 async def register(request: Request) -> Response:
     sent = await json_body(request, wire.Registration)
@@ -56,8 +57,12 @@ async def register(request: Request) -> Response:
         url=sent.url or None,
         agent_card=msgspec.json.encode(sent.agent_card).decode(),
     )
+    headers = request.headers
+    sender = Sender(headers.get("host"), headers.get("origin"), headers.get("content-type"))
     return json_response(
-        await _registry(request).register(WorkspaceId(sent.id), changes, token=auth.bearer(request))
+        await _registry(request).register(
+            WorkspaceId(sent.id), changes, token=auth.bearer(request), sender=sender
+        )
     )
 
 
