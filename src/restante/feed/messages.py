@@ -13,6 +13,7 @@ from restante.errors import (
     AddressRefused,
     BadRequest,
     NotAuthenticated,
+    TooManyAtOnce,
     TooManyMessages,
     WorkspaceHasNoCallback,
     WorkspaceUnknown,
@@ -58,6 +59,7 @@ def _rate(request: Request) -> Rate:
         *BODY_REFUSALS,
         WorkspaceHasNoCallback,
         TooManyMessages,
+        TooManyAtOnce,
         WorkspaceUnreachable,
         AddressRefused,
     ),
@@ -70,7 +72,7 @@ async def send(request: Request) -> Response:
     body = await read_limited(request)
     message = _message(body)
     if workspace.delivery_mode == "push":
-        return relay.message(request, workspace, body)
+        return relay.message(request, workspace, body, sender=sender)
     method = clean_label(message["method"])
     row = NewActivity(
         method=method,

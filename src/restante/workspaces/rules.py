@@ -17,6 +17,10 @@ from restante.text import printable
 from restante.wire import Mode
 
 MAX_LABEL = 1000
+MAX_CALLS_TO_WORKSPACE = 8
+MAX_CALLS_BY_SENDER = 32
+MAX_CALLS_TO_HOST = 64
+MAX_CALLS = 512
 _MAX_URL = 2048
 _INGEST = "/internal/chat/uploads/ingest"
 
@@ -147,6 +151,37 @@ def _is_plain(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in {"http", "https"} and callable_at and parts.username is None
+
+
+@dataclass(frozen=True, slots=True)
+class PushCalls:
+    """How many push calls are running."""
+
+    to_workspace: int
+    to_host: int
+    by_sender: int
+    in_all: int
+
+
+def push_refusal(running: PushCalls) -> str | None:
+    """
+    Why one more push call must not begin, None if it may.
+
+    A stalled workspace fills only its own limit, and the calls of one sender or to one host are
+    bounded as well.  While half of all calls are running, only who has none may begin another:
+    so many stalled workspaces cannot keep the others from being called.
+    """
+    if running.to_workspace >= MAX_CALLS_TO_WORKSPACE:
+        return f"{running.to_workspace} push calls to this workspace are running"
+    if running.by_sender >= MAX_CALLS_BY_SENDER:
+        return f"{running.by_sender} push calls of this sender are running"
+    if running.to_host >= MAX_CALLS_TO_HOST:
+        return f"{running.to_host} push calls to the workspace's host are running"
+    if running.in_all >= MAX_CALLS:
+        return f"{running.in_all} push calls of this server are running"
+    if running.in_all >= MAX_CALLS // 2 and (running.to_workspace or running.by_sender):
+        return "The server is busy, and a push call to this workspace or of this sender is running"
+    return None
 
 
 def ingest_url(url: str) -> str:
