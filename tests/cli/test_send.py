@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from callers import ADMIN_TOKEN, Caller, ask, bearer, registered
 from hypothesis import given, strategies as st
-from impostors import Asked, http, impostor, relay
+from impostors import Asked, http, impostor, one_after_another, relay
+from listeners import Request
 from processes import Outcome, on_a_terminal, restante
+from proxies import CALM, Fault, Proxy
 from sites import Site
 
 from restante.cli.send import batches
@@ -128,6 +130,45 @@ async def test_ttl_seconds_sets_when_the_files_expire(caller: Caller, letter: Pa
     (upload,) = (await caller.waiting()).json["uploads"]
     made, ends = (datetime.fromisoformat(upload[at]) for at in ("created_at", "expires_at"))
     assert timedelta(seconds=89) < ends - made < timedelta(seconds=91)
+
+
+# Lost answers
+
+
+async def test_a_lost_answer_is_retried_with_the_same_key_and_stored_once(
+    caller: Caller, letter: Path
+):
+    """Each batch is a request of its own, and has a key of its own."""
+    lost = list[str]()
+
+    def loses_the_first_answers(request: Request) -> Fault:
+        key = request.headers.get("idempotency-key", "")
+        if request.path.endswith("/chat/uploads") and lost.count(key) < 2:
+            lost.append(key)
+            return Fault(is_unanswered=True)
+        return CALM
+
+    port = int(caller.site.url.rpartition(":")[2])
+    many = [letter] * (MAX_FILES_PER_REQUEST + 1)
+    with Proxy(port) as proxy:
+        proxy.weather = loses_the_first_answers
+        done = await send(proxy.address, caller.id, *many)
+
+    assert done.code == 0, done
+    assert len(await waiting(caller)) == len(many)
+    first, again, second, second_again = lost
+    assert first == again != second == second_again
+
+
+async def test_an_unknown_outcome_is_retried_with_the_same_key(letter: Path):
+    unknown = http(503, {"error": "It may be stored.", "code": "outcome_unknown"})
+    accepted = http(200, {"files": []})
+
+    async with impostor(one_after_another(unknown, accepted)) as other:
+        assert (await send(other.url, NOBODY, letter)).code == 0
+
+    first, second = (asked.headers["Idempotency-Key"] for asked in other.asked)
+    assert first == second
 
 
 # The recipient

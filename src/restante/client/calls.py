@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -162,8 +162,20 @@ def acknowledge_feed(workspace_id: WorkspaceId, cursor: Cursor) -> Call[wire.Fee
 
 
 def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[dict[str, Any]]:
-    """Send a message; not repeatable, because a second request is a second message."""
-    return _post(f"/workspaces/{workspace_id}/a2a", dict[str, Any], message)
+    """
+    Send a message; not repeatable, because a second request may be a second message.
+
+    A message without a `messageId` gets one, by which receivers can detect duplicates.
+    """
+    return _post(f"/workspaces/{workspace_id}/a2a", dict[str, Any], _with_id(message))
+
+
+def _with_id(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    params = cast("Any", body.get("params"))
+    message = params.get("message") if isinstance(params, Mapping) else None
+    if not isinstance(message, Mapping) or "messageId" in message:
+        return body
+    return {**body, "params": {**params, "message": {"messageId": str(uuid4()), **message}}}
 
 
 def pending(
