@@ -171,11 +171,15 @@ def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[
 
 
 def _with_id(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    params = cast("Any", body.get("params"))
-    message = params.get("message") if isinstance(params, Mapping) else None
-    if not isinstance(message, Mapping) or "messageId" in message:
+    params = _object(body.get("params"))
+    message = _object(params.get("message")) if params else None
+    if not params or message is None or "messageId" in message:
         return body
     return {**body, "params": {**params, "message": {"messageId": str(uuid4()), **message}}}
+
+
+def _object(value: Any) -> Mapping[str, Any] | None:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
 
 
 def pending(

@@ -66,9 +66,11 @@ def _rate(request: Request) -> Rate:
     headers={wire.CALLER_ID: "The sender's workspace; must be the one the token belongs to."},
 )
 async def send(request: Request) -> Response:
-    sender, workspace = await auth.sender(request)
+    sender = await auth.sender(request)
     if sender:
+        # Before the look-up: a wrong id costs as much as a message, so that ids cannot be probed.
         _rate(request).spend(sender)
+    workspace = await auth.recipient(request)
     body = await read_limited(request)
     message = _message(body)
     if workspace.delivery_mode == "push":
