@@ -87,7 +87,8 @@ async def traced_upload(data_dir: Path, size: int) -> Trace:
 def _register(url: str) -> tuple[UUID, str]:
     workspace = uuid4()
     body = {"id": workspace, "delivery_mode": "poll", "agent_card": {"name": "bench"}}
-    request = urllib.request.Request(f"{url}/registry/register", msgspec.json.encode(body))
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/registry/register", msgspec.json.encode(body), headers)
     with urllib.request.urlopen(request) as answer:
         return workspace, msgspec.json.decode(answer.read())["auth_token"]
 

@@ -51,7 +51,9 @@ class Running:
         workspace_id = uuid4()
         body = {"id": workspace_id, "delivery_mode": "poll", "agent_card": {"name": "bench"}}
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/registry/register", msgspec.json.encode(body)
+            f"http://127.0.0.1:{self.port}/registry/register",
+            msgspec.json.encode(body),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request) as answer:
             return Workspace(workspace_id, msgspec.json.decode(answer.read())["auth_token"])

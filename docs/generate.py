@@ -124,6 +124,15 @@ ADVICE = {
         "The caller must send the workspace's token as `Authorization: Bearer`.",
         "Send the right token; if it was right before, it was replaced or revoked.",
     ),
+    "origin_refused": Advice(
+        "If it was a program of yours, let it call `http://127.0.0.1` and the port, or send a "
+        "token that may register. If not, a web page tried to register.",
+        "Call the server by a loopback address, or send a token that may register.",
+    ),
+    "not_json": Advice(
+        "Nothing; the caller must say that its body is JSON.",
+        "Send `Content-Type: application/json`, or a token.",
+    ),
     "workspace_unknown": Advice("Register it.", "Check the id, or register it."),
     "workspace_has_no_callback": Advice(
         "Register it with `delivery_mode` poll, or with a `url`; if it polls, set "

@@ -142,6 +142,18 @@ class NotAuthenticated(RestanteError):
     code = "not_authenticated"
 
 
+class OriginRefused(RestanteError):
+    """Registration without a token is open to programs on this machine, not to web pages."""
+
+    code = "origin_refused"
+
+
+class NotJson(RestanteError):
+    """The Content-Type is not `application/json`, where a web page could have sent the request."""
+
+    code = "not_json"
+
+
 class WorkspaceUnknown(RestanteError):
     """The workspace does not exist or was removed."""
 

@@ -243,3 +243,25 @@ async def test_follow_continues_after_an_outage_and_a_trim(caller: Caller):
     assert code == 130
     assert "was lost" in complained
     assert "It was trimmed." in complained
+
+
+async def test_follow_shows_the_newest_rows_of_a_restored_feed_again(caller: Caller):
+    """Its end is before the last row shown; rows that are shown twice are announced."""
+    await caller.message(message("first"), to=caller)
+    (row,) = await caller.feed()
+    gone = {"error": "Outside.", "code": "cursor_gone", "lowest_seq": 1, "latest_seq": 50}
+    answers = [
+        http(200, [row | {"seq": 90}], X_Restante_Latest_Seq="90"),
+        http(410, gone),
+        http(200, [row | {"seq": 50}]),
+        http(200, []),
+    ]
+
+    async with impostor(one_after_another(*answers)) as liar:
+        with Follower(liar.url, NOBODY, "--limit", "2") as follower:
+            shown = [await follower.line(), await follower.line()]
+            _, complained = await follower.interrupted()
+
+    assert [line.split()[0] for line in shown] == ["90", "50"]
+    assert "restored from a backup; its newest rows are shown again" in complained
+    assert [asked.query.get("since_seq") for asked in liar.asked[:3]] == [None, None, "48"]

@@ -5,12 +5,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
-from rich.console import Console
 from rich.table import Column, Table
 
 from restante import wire
 from restante.cli.flags import DATABASE, flags_for, operator_for
-from restante.cli.output import json_text, shown_bytes, shown_seconds
+from restante.cli.output import Console, json_text, shown_bytes, shown_seconds
 
 if TYPE_CHECKING:
     StatusFlags = Any

@@ -128,7 +128,14 @@ select id, workspace_id, seq, activity_type, source_id, target_id, method, summa
 
 -- name: acknowledge
 -- Monotonic: a stale or repeated mark changes nothing, and a mark beyond the newest row is capped.
-update feeds set acked_seq = greatest(acked_seq, least($2, last_seq))
+-- A mark whose row is another one is from before a restore: the rows up to it were not handled.
+update feeds
+   set acked_seq = case
+           when $3::uuid is null
+             or exists (select from feed where workspace_id = $1 and id = $3 and seq = $2)
+           then greatest(acked_seq, least($2, last_seq))
+           else acked_seq
+       end
  where workspace_id = $1
 returning acked_seq;
 

@@ -121,11 +121,13 @@ class Feed:
             seq, _marks = await Reader(connection, workspace_id, Query()).cursor(row)
         return seq
 
-    async def acknowledge(self, workspace_id: WorkspaceId, seq: int) -> int:
-        """Move the acknowledged mark forward; returns the mark."""
+    async def acknowledge(
+        self, workspace_id: WorkspaceId, seq: int, row: ActivityId | None = None
+    ) -> int:
+        """Move the acknowledged mark forward, if the row is still this one; returns the mark."""
 
         async def move(connection: Connection) -> int | None:
-            return await store.acknowledge(connection, workspace_id, seq)
+            return await store.acknowledge(connection, workspace_id, seq, row)
 
         mark = await decided(self._db, move, move)
         if mark is None:

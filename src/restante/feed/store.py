@@ -153,9 +153,15 @@ async def last_before(connection: Connection, workspace_id: WorkspaceId, moment:
     return await connection.fetchval(queries.last_before, workspace_id, lowest) or 0
 
 
-async def acknowledge(connection: Connection, workspace_id: WorkspaceId, seq: int) -> int | None:
-    """Move the acknowledged mark forward; returns the mark, or None if there is no feed."""
-    return await connection.fetchval(queries.acknowledge, workspace_id, seq)
+async def acknowledge(
+    connection: Connection, workspace_id: WorkspaceId, seq: int, row: ActivityId | None = None
+) -> int | None:
+    """
+    Move the acknowledged mark forward; returns the mark, or None if there is no feed.
+
+    With a row, only if the row with this seq is that one.
+    """
+    return await connection.fetchval(queries.acknowledge, workspace_id, seq, row)
 
 
 async def trim(connection: Connection, partition: str) -> None:

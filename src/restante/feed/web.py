@@ -138,8 +138,9 @@ def _filter(sent: FeedQuery) -> Filter:
 async def acknowledge(request: Request) -> Response:
     workspace = await auth.owner(request)
     sent = await json_body(request, wire.FeedAck)
+    row = ActivityId(sent.acked_id) if sent.acked_id else None
     mark = await _disk(request).with_room(
-        lambda: _feed(request).acknowledge(workspace.id, sent.acked_seq)
+        lambda: _feed(request).acknowledge(workspace.id, sent.acked_seq, row)
     )
     return json_response(wire.FeedAcked(mark))
 

@@ -70,9 +70,7 @@ class WorkspaceChanges(Struct, frozen=True, forbid_unknown_fields=True):
     parent_id: UUID | None = None
 
 
-class WorkspaceEntry(Struct, frozen=True):
-    """A workspace in a list, without its secrets and its card."""
-
+class _Workspace(Struct, frozen=True):
     id: UUID
     name: str
     delivery_mode: Mode
@@ -86,7 +84,13 @@ class WorkspaceEntry(Struct, frozen=True):
     last_seen_at: Moment
 
 
-class WorkspaceView(WorkspaceEntry, frozen=True):
+class WorkspaceEntry(_Workspace, frozen=True):
+    """A workspace in a list, without its secrets and its card."""
+
+    agent_card: None = None  # clients of the previous release require the field
+
+
+class WorkspaceView(_Workspace, frozen=True):
     """A workspace as the operator sees it, without its secrets."""
 
     agent_card: Raw

@@ -120,15 +120,16 @@ async def owner_or_admin(request: HTTPConnection) -> Workspace:
     return found
 
 
-async def sender(request: HTTPConnection) -> tuple[UUID | None, Workspace]:
+async def sender(request: HTTPConnection) -> UUID | None:
     """
-    Who sends a message, and to whom: any workspace with its own token, or the operator.
+    Who sends a message: any workspace with its own token, or the operator.
 
-    The sender is None for the operator, whose messages come from the canvas.
+    None for the operator, whose messages come from the canvas.  The recipient is not looked up, so
+    that only who may send can learn whether it exists.
     """
-    wanted = workspace_id(request)
+    workspace_id(request)  # a malformed id is refused for everybody
     if is_admin(request):
-        return None, await owner_or_admin(request)
+        return None
     token = bearer(request)
     caller = await access(request).find_by_token(token) if token else None
     claimed = request.headers.get(wire.CALLER_ID)
@@ -138,7 +139,12 @@ async def sender(request: HTTPConnection) -> tuple[UUID | None, Workspace]:
             f"{wire.CALLER_ID}, if sent, must be its id."
         )
     account(request).charge(caller.id)
-    found = await access(request).find(wanted)
+    return caller.id
+
+
+async def recipient(request: HTTPConnection) -> Workspace:
+    """To whom a message is sent, for a sender that was checked; raises WorkspaceUnknown."""
+    found = await access(request).find(workspace_id(request))
     if found is None:
         raise WorkspaceUnknown
-    return caller.id, found
+    return found

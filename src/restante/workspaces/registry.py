@@ -13,7 +13,7 @@ from restante.ids import WorkspaceId
 from restante.retention.disk import Disk
 from restante.workspaces import rules, store
 from restante.workspaces.auth import Access
-from restante.workspaces.rules import Changes, Details, Workspace
+from restante.workspaces.rules import Changes, Details, Sender, Workspace
 
 log = structlog.get_logger()
 
@@ -50,22 +50,34 @@ class Registry:
         return self._is_open
 
     async def register(
-        self, workspace_id: WorkspaceId, changes: Changes, *, token: str | None
+        self,
+        workspace_id: WorkspaceId,
+        changes: Changes,
+        *,
+        token: str | None,
+        sender: Sender | None = None,
     ) -> wire.Registered:
         """
         Register an id for the first time, or update an existing registration.
 
         Raises NotAuthenticated if the id is taken and the token is not its own, or if it is new and
         the caller may not register: the same answer, so that ids cannot be probed.  Raises DiskLow
-        for a new id or a larger card; a workspace that comes back must be able to fetch.
+        for a new id or a larger card; a workspace that comes back must be able to fetch.  Whom
+        only the open registration lets in must be a program; a `sender` of None is one.
         """
         async with self._db.connection() as connection:
             stored = await store.get(connection, workspace_id)
+        if stored and token and rules.token_matches(stored, token):
+            return await self._register_again(stored, changes)
+        if sender and self._is_let_in_by_openness(token):
+            rules.refuse_web_pages(sender)
         if stored is None or (stored.status == "removed" and self._access.is_admin(token)):
             return await self._register_new(workspace_id, stored, changes, token)
-        if token is None or not rules.token_matches(stored, token):
-            raise NotAuthenticated(_NOT_YOURS)
-        return await self._register_again(stored, changes)
+        raise NotAuthenticated(_NOT_YOURS)
+
+    def _is_let_in_by_openness(self, token: str | None) -> bool:
+        is_open = self._is_open and not self._registration_token
+        return is_open and not self._access.is_admin(token)
 
     async def _register_new(
         self,

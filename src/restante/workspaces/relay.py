@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from uuid import UUID
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
@@ -41,10 +42,13 @@ def upload(
     return _Relay(body, call)
 
 
-def message(request: Request, workspace: Workspace, body: bytes) -> Response:
-    """Forward a message that has arrived and been checked."""
+def message(
+    request: Request, workspace: Workspace, body: bytes, *, sender: UUID | None
+) -> Response:
+    """Forward a message that has arrived and been checked; the operator's has no sender."""
     push: Push = request.app.state.push
-    return _Relay(_Body(request, workspace, has_ended=True), push.message(workspace, body))
+    call = push.message(workspace, body, sender=sender)
+    return _Relay(_Body(request, workspace, has_ended=True), call)
 
 
 def log_refusal(workspace: Workspace, refusal: RestanteError) -> None:

@@ -4,18 +4,24 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
-from restante.errors import BadRequest
+from restante.errors import BadRequest, NotJson, OriginRefused
 from restante.ids import WorkspaceId
 from restante.text import printable
 from restante.wire import Mode
 
 MAX_LABEL = 1000
 MAX_CARD_BYTES = 64 * 1024  # it is kept as long as its workspace
+MAX_CALLS_TO_WORKSPACE = 8
+MAX_CALLS_BY_SENDER = 32
+MAX_CALLS_TO_HOST = 64
+MAX_CALLS = 512
 _MAX_URL = 2048
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _SMALL_CARD = 4096
@@ -56,6 +62,49 @@ class Changes:
     url: str | None = None
     agent_card: str | None = None
     parent_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """What a request's headers tell about the program that sent it; None: not sent."""
+
+    host: str | None = None
+    origin: str | None = None
+    content_type: str | None = None
+
+
+def refuse_web_pages(sender: Sender, *, allowed_origins: Collection[str] = ()) -> None:
+    """
+    Refuse what a web page can make a browser on this machine send without asking us first.
+
+    Any page can send to loopback.  The browser then names the page's origin.  A page whose own name
+    was made to resolve to loopback (DNS rebinding) counts as same-origin, but the Host is that
+    name.  The JSON type is a second line: a page needs our permission to send it.
+    """
+    if sender.host is not None and not _is_loopback(sender.host):
+        raise OriginRefused(
+            f"Registration is open under a loopback address only, not as {printable(sender.host)}. "
+            "Use http://127.0.0.1 and the port, or send a token that may register."
+        )
+    if sender.origin is not None and not _is_allowed(sender.origin, sender.host, allowed_origins):
+        raise OriginRefused(
+            f"The web page {printable(sender.origin)} may not register workspaces without a token."
+        )
+    if (sender.content_type or "").partition(";")[0].strip().lower() != "application/json":
+        raise NotJson("Registration without a token needs `Content-Type: application/json`.")
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a Host header names this machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_allowed(origin: str, host: str | None, allowed: Collection[str]) -> bool:
+    return origin in allowed or (host is not None and origin.lower() == f"http://{host.lower()}")
 
 
 def details_of(stored: Workspace | None, changes: Changes) -> Details:
@@ -103,6 +152,37 @@ def _is_plain(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in {"http", "https"} and callable_at and parts.username is None
+
+
+@dataclass(frozen=True, slots=True)
+class PushCalls:
+    """How many push calls are running."""
+
+    to_workspace: int
+    to_host: int
+    by_sender: int
+    in_all: int
+
+
+def push_refusal(running: PushCalls) -> str | None:
+    """
+    Why one more push call must not begin, None if it may.
+
+    A stalled workspace fills only its own limit, and the calls of one sender or to one host are
+    bounded as well.  While half of all calls are running, only who has none may begin another:
+    so many stalled workspaces cannot keep the others from being called.
+    """
+    if running.to_workspace >= MAX_CALLS_TO_WORKSPACE:
+        return f"{running.to_workspace} push calls to this workspace are running"
+    if running.by_sender >= MAX_CALLS_BY_SENDER:
+        return f"{running.by_sender} push calls of this sender are running"
+    if running.to_host >= MAX_CALLS_TO_HOST:
+        return f"{running.to_host} push calls to the workspace's host are running"
+    if running.in_all >= MAX_CALLS:
+        return f"{running.in_all} push calls of this server are running"
+    if running.in_all >= MAX_CALLS // 2 and (running.to_workspace or running.by_sender):
+        return "The server is busy, and a push call to this workspace or of this sender is running"
+    return None
 
 
 def ingest_url(url: str) -> str:

@@ -15,6 +15,8 @@ from restante.errors import (
     DiskLow,
     MessageTooLarge,
     NotAuthenticated,
+    NotJson,
+    OriginRefused,
     WorkspaceUnknown,
 )
 from restante.http.operations import (
@@ -30,7 +32,7 @@ from restante.ids import WorkspaceId
 from restante.retention.disk import Disk
 from restante.workspaces import auth
 from restante.workspaces.registry import Registry
-from restante.workspaces.rules import MAX_CARD_BYTES, Changes, clean_label
+from restante.workspaces.rules import MAX_CARD_BYTES, Changes, Sender, clean_label
 
 TAG = "workspaces"
 
@@ -49,10 +51,11 @@ def _disk(request: Request) -> Disk:
     reads_token=True,
     details="The first registration of an id answers with its token, once. Later ones must carry "
     "that token; fields that are not sent keep their values. Whether a new id needs the server's "
-    "registration token or the admin's is the operator's choice.",
+    "registration token or the admin's is the operator's choice. Without a token, the request must "
+    "go to a loopback address, must not come from a web page, and must say that it is JSON.",
     body=wire.Registration,
     answers={200: wire.Registered},
-    refusals=(BadRequest, NotAuthenticated, *BODY_REFUSALS, DiskLow),
+    refusals=(BadRequest, NotAuthenticated, OriginRefused, NotJson, *BODY_REFUSALS, DiskLow),
 )
 async def register(request: Request) -> Response:
     sent = await json_body(request, wire.Registration)
@@ -72,8 +75,12 @@ async def register(request: Request) -> Response:
         url=sent.url or None,
         agent_card=card.decode(),
     )
+    headers = request.headers
+    sender = Sender(headers.get("host"), headers.get("origin"), headers.get("content-type"))
     return json_response(
-        await _registry(request).register(WorkspaceId(sent.id), changes, token=auth.bearer(request))
+        await _registry(request).register(
+            WorkspaceId(sent.id), changes, token=auth.bearer(request), sender=sender
+        )
     )
 
 
