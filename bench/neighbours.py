@@ -53,7 +53,7 @@ async def _attacked(server: Running, quiet: Quiet, name: str) -> "Outcome":
         used = CpuTime.of(server, attack.pid)
         attacked = await quiet.measure(_SECONDS)
         used = CpuTime.of(server, attack.pid).since(used)
-    return Outcome(name, idle, attacked, used, attack.answers)
+    return Outcome(name, idle, attacked, used, server.memory_mib("VmHWM"), attack.answers)
 
 
 @dataclass(slots=True)
@@ -145,6 +145,7 @@ class Outcome:
     idle: Measured
     attacked: Measured
     used: CpuTime
+    memory_mib: float
     answers: Mapping[str, int]
 
     def lines(self) -> list[str]:
@@ -156,7 +157,8 @@ class Outcome:
         return [
             *(self._line(name, ratio) for name, ratio in ratios.items()),
             f"{'':20}worst {worst:.1f}, aim {AIM:g}: {reached}; {failed} operations failed",
-            f"{'':20}processors: {self.used}; answers: {answers or 'none'}",
+            f"{'':20}processors: {self.used}; the server's memory {self.memory_mib:,.0f} MiB",
+            f"{'':20}answers to the attacker: {answers or 'none'}",
         ]
 
     def _line(self, name: str, ratio: float) -> str:
