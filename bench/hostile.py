@@ -193,13 +193,13 @@ async def _never_answers(_reader: asyncio.StreamReader, _writer: asyncio.StreamW
 
 
 async def declared_uploads(server: Running) -> None:
-    """500 connections declare 50 MiB and send nothing of it."""
+    """1,400 connections declare 50 MiB and send nothing of it: together more than a server takes."""
     workspace = server.register()
     declared = http.upload(_uploads(workspace), workspace.token, b"")
     head = declared.partition(b"\r\n\r\n")[0].replace(
         b"Content-Length: %d" % _length(declared), b"Content-Length: %d" % (50 * MIB)
     )
-    await flood(server, head + b"\r\n\r\n", connections=500)
+    await flood(server, head + b"\r\n\r\n", connections=1400)
 
 
 async def aborted_uploads(server: Running) -> None:

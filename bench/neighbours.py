@@ -149,7 +149,7 @@ class Outcome:
     answers: Mapping[str, int]
 
     def lines(self) -> list[str]:
-        ratios = {name: self.attacked[name].p95 / self.idle[name].p95 for name in self.idle}
+        ratios = {name: self.attacked[name].p95 / self.idle[name].p95 for name in sorted(self.idle)}
         worst = max(ratios.values())
         reached = "reached" if worst <= AIM else "MISSED"
         answers = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.answers.items()))
