@@ -193,13 +193,14 @@ async def _never_answers(_reader: asyncio.StreamReader, _writer: asyncio.StreamW
 
 
 async def declared_uploads(server: Running) -> None:
-    """1,520 connections declare more than a server takes, to the last KiB, and send nothing."""
+    """1,600 connections declare more than a server takes, to the last KiB, and send nothing."""
     workspace = server.register()
     whole = http.upload(_uploads(workspace), workspace.token, b"")
     head = whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
-    for declared, connections in ((50 * MIB, 1320), (MIB, 50), (10 * KIB, 150)):
+    for declared, connections in ((50 * MIB, 1320), (MIB, 120), (10 * KIB, 160)):
         sizes = b"Content-Length: %d" % _length(head), b"Content-Length: %d" % declared
         await flood(server, head.replace(*sizes), connections=connections)
+        await asyncio.sleep(2)  # the smaller ones fill what the larger ones leave
 
 
 async def aborted_uploads(server: Running) -> None:
