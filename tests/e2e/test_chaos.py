@@ -31,6 +31,7 @@ from restante.database.pool import SCHEMA
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
+SECONDS = soak.seconds(8, long=120)
 WORKSPACES = 3
 SENDERS = 2
 # Small enough that a reader who leaves some files makes its senders meet the limit.
@@ -64,7 +65,7 @@ async def servers(keeper: Server, place: Path) -> AsyncIterator[Sequence[Server]
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(SECONDS + 300)
 async def test_nothing_is_lost_or_miscounted_whatever_is_killed(
     keeper: Server, servers: Sequence[Server]
 ):
@@ -75,7 +76,7 @@ async def test_nothing_is_lost_or_miscounted_whatever_is_killed(
                 begin_reading(all_clients, reading)
                 async with asyncio.TaskGroup() as sending:
                     begin_sending(all_clients, sending)
-                    await Saboteur(keeper, servers, chance).work(soak.seconds(8, long=120))
+                    await Saboteur(keeper, servers, chance).work(SECONDS)
                     stop_sending(all_clients)
                 await send_doubtful_again(all_clients)
                 await stop_reading_at_the_end(all_clients, keeper)
