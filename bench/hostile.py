@@ -10,7 +10,6 @@ is not what is measured.
 
 import asyncio
 import os
-import socket
 import sys
 import threading
 from collections import Counter
@@ -324,5 +323,4 @@ async def main(attack: Attack, server: Running) -> None:
 
 if __name__ == "__main__":
     os.nice(NICENESS)
-    socket.setdefaulttimeout(30)
     uvloop.run(main(ATTACKS[sys.argv[1]], msgspec.json.decode(sys.argv[2], type=Running)))

@@ -92,10 +92,14 @@ def running(settings: Mapping[str, str] = STEADY) -> Iterator[Running]:
         try:
             assert process.stdout is not None
             address = process.stdout.readline().removeprefix(READY).strip()
+            assert address, Path(log.name).read_text()
             dsn = running_dsn(DataDirectory.open(directory))
             assert dsn is not None
             token = (directory / "admin-token").read_text().strip()
             yield Running(int(address.rpartition(":")[2]), process.pid, dsn, token)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(20)
+            try:
+                process.wait(20)
+            finally:
+                process.kill()  # an attack may have left it deaf
