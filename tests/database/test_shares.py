@@ -6,6 +6,7 @@ from contextvars import copy_context
 import pytest
 
 from restante.database.shares import Shares, caller
+from restante.errors import TooManyAtOnce
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +64,7 @@ async def test_a_share_is_waited_for_a_limited_time():
         async with shares.one(timeout_seconds=0.01):
             raise AssertionError("it got a second share")
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TooManyAtOnce):
         await asyncio.create_task(second(), context=context)
     users.end.set()
     await first

@@ -29,6 +29,7 @@ from restante.database.sessions import (
     dedicated,
     driver_options,
 )
+from restante.database.shares import Shares
 from restante.errors import DatabaseReadOnly, DatabaseUnavailable, RestanteError
 
 if TYPE_CHECKING:
@@ -54,12 +55,16 @@ queries = sql.load("restante.database")
 # While the database stays read-only, each failed write would replace every connection.
 _DOUBT_SECONDS = 1.0
 
+# One caller gets at most this part of the connections.
+_CALLERS_AT_LEAST = 4
+
 
 class Database:
     """A bounded set of connections to one Postgres."""
 
     def __init__(self, pool: "asyncpg.Pool[Row]", acquire_timeout_seconds: float) -> None:
         self._pool = pool
+        self._shares = Shares(max(1, pool.get_max_size() // _CALLERS_AT_LEAST))
         self._acquire_timeout_seconds = acquire_timeout_seconds
         self._doubted_at = -_DOUBT_SECONDS
         self.disk_full_at = -math.inf  # when Postgres last failed for that reason, monotonic
@@ -95,7 +100,15 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """Acquire a connection without a transaction."""
+        """Acquire a connection without a transaction, within the share of the caller."""
+        async with (
+            self._shares.one(timeout_seconds=self._acquire_timeout_seconds),
+            self._acquired() as connection,
+        ):
+            yield connection
+
+    @asynccontextmanager
+    async def _acquired(self) -> AsyncIterator[Connection]:
         try:
             connection = await self._pool.acquire(timeout=self._acquire_timeout_seconds)
         except TimeoutError as error:

@@ -11,6 +11,10 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from restante.errors import TooManyAtOnce
+
+_RETRY_AFTER_SECONDS = 1
+
 # Who the work of this task is done for; None: for the server itself, without a limit.
 caller: ContextVar[Hashable | None] = ContextVar("caller", default=None)
 
@@ -30,7 +34,7 @@ class Shares:
 
     @asynccontextmanager
     async def one(self, *, timeout_seconds: float) -> AsyncIterator[None]:
-        """Wait until the caller may use one more connection; raises TimeoutError."""
+        """Wait until the caller may use one more connection; raises TooManyAtOnce."""
         who = caller.get()
         if who is None:
             yield
@@ -38,8 +42,7 @@ class Shares:
         share = self._shares.setdefault(who, _Share(asyncio.Semaphore(self._limit)))
         share.users += 1
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await share.free.acquire()
+            await _acquired(share.free, timeout_seconds)
             try:
                 yield
             finally:
@@ -51,3 +54,14 @@ class Shares:
 
     def __len__(self) -> int:
         return len(self._shares)
+
+
+async def _acquired(free: asyncio.Semaphore, timeout_seconds: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await free.acquire()
+    except TimeoutError as error:
+        raise TooManyAtOnce(
+            "Too many requests of this caller wait for the database; send fewer at once.",
+            retry_after_seconds=_RETRY_AFTER_SECONDS,
+        ) from error

@@ -11,9 +11,10 @@ import structlog
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from restante.database import shares
 from restante.feed.events import TRANSPORT
 from restante.http.problems import on_bug, server_stopping
 
@@ -61,6 +62,7 @@ class ObservedApp(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[TRANSPORT] = getattr(getattr(send, "__self__", None), "transport", None)
+        shares.caller.set(self.state.access.caller(HTTPConnection(scope)))
         with self.state.concurrency.counted(scope):
             if scope["type"] == "http":
                 await self._observe(scope, receive, send)

@@ -32,6 +32,13 @@ class Access:
         given = (token or "").encode("utf-8", "surrogateescape")
         return bool(given) and hmac.compare_digest(self._admin_token, given)
 
+    def caller(self, request: HTTPConnection) -> str | None:
+        """Whose share of the database a request uses; the operator's has no limit."""
+        token = bearer(request)
+        if self.is_admin(token):
+            return None
+        return token or (request.client.host if request.client else "")
+
     async def find(self, workspace_id: WorkspaceId) -> Workspace | None:
         """The workspace, unless it was removed."""
         async with self._db.connection() as connection:
