@@ -197,10 +197,13 @@ async def is_pooled(dsn: str) -> bool:
     """
     Whether a pooler is in between; raises PoolerUnusable unless it is in session mode.
 
+    Raises DatabaseTooOld, too.
+
     Checked before any setting is made: in the other modes our settings would reach the sessions
     of other applications, our locks would belong to nobody, and LISTEN would hear nothing.
     """
     async with _plain(dsn) as first:
+        check_version(first)
         backend = await first.fetchval(queries.backend_pid)
         if backend == first.get_server_pid():
             return False
