@@ -5,6 +5,7 @@ A file is recorded before it gets its name.  So a later run knows whether it was
 has been moved away since.  Only the newest files are remembered.
 """
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -31,6 +32,10 @@ create table if not exists files (
     name text not null,
     state text not null
 )"""
+
+
+# What we name files; anything else was not written by us, and might lead out of the folder.
+_OUR_NAME = re.compile(r"[0-9a-f]{32}-[A-Za-z0-9._-]{1,100}")
 
 
 class State(StrEnum):
@@ -91,8 +96,10 @@ class Progress:
     def received(self, file_id: FileId) -> Received | None:
         """The record of a file, None if there is none."""
         row = self._row("select name, state from files where file_id = ?", str(file_id))
+        if row is None or not _OUR_NAME.fullmatch(str(row[0])):
+            return None
         with _translated_errors(self._path):
-            return Received(row[0], State(row[1])) if row else None
+            return Received(row[0], State(row[1]))
 
     def record(self, file_id: FileId, name: str, state: State) -> None:
         """Record the state of a file; delete the oldest records of acknowledged files."""

@@ -9,8 +9,10 @@ _FIRST_SECONDS = 0.5
 _MAX_SECONDS = 60.0
 
 _RETRYABLE = (
+    errors.DatabaseReadOnly,
     errors.DatabaseUnavailable,
     errors.NotReady,
+    errors.OutcomeUnknown,  # a second attempt with the same key can tell what became of the first
     errors.ServerUnreachable,
     errors.StatementTimedOut,
     errors.TableBusy,
@@ -19,16 +21,13 @@ _RETRYABLE = (
     errors.TooManyMessages,
 )
 
-# The server cannot tell whether the first attempt succeeded; a second one with the same key can.
-_OUTCOME_UNKNOWN = "outcome_unknown"
-
 
 def is_retryable(error: RestanteError) -> bool:
     """Whether the same request may succeed a little later."""
     if isinstance(error, errors.ServerRefused):
         status = error.facts.get("status", 0)
         return isinstance(status, int) and (status >= 500 or status in {408, 429})
-    return isinstance(error, _RETRYABLE) or error.code == _OUTCOME_UNKNOWN
+    return isinstance(error, _RETRYABLE)
 
 
 class Backoff:

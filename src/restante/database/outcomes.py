@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import structlog
 
-from restante.database import driver_errors, sql
+from restante.database import driver_errors, shares, sql
 from restante.database.pool import Connection, Database
 from restante.database.sessions import Backend, Session
 from restante.errors import (
@@ -54,18 +54,18 @@ async def decided(
     commit that is under way is not cancelled, because nobody would know how it ended.
     """
     deciding = asyncio.ensure_future(_decide(db, commit, look_up))
+    deciding.add_done_callback(_ignore_result)
     try:
         await asyncio.wait({deciding})
     except asyncio.CancelledError:
         await asyncio.wait({deciding}, timeout=CANCELLED_SECONDS)
         if not deciding.done():
-            deciding.add_done_callback(_ignore_result)
             raise _unknown("the server is stopping") from None
     return deciding.result()
 
 
 def _ignore_result(deciding: "asyncio.Future[Any]") -> None:
-    """Retrieve the exception, so that the event loop does not log it."""
+    """Retrieve the exception: the event loop would log it if the caller was cancelled."""
     if not deciding.cancelled():
         deciding.exception()
 
@@ -83,7 +83,8 @@ async def _decide(
             if not driver_errors.is_uncertain(error):
                 raise
             lost = error
-    found = await _found(db, backend, look_up, lost)
+    with shares.for_the_server():
+        found = await _found(db, backend, look_up, lost)
     log.warning("reply_lost", reason=driver_errors.reason(lost), committed=found is not None)
     if found is None:
         raise driver_errors.translation(lost) or lost from lost

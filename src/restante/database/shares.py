@@ -6,8 +6,8 @@ connections, and an event loop that is not busy with a thousand answers.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -17,6 +17,20 @@ _RETRY_AFTER_SECONDS = 1
 
 # Who the work of this task is done for; None: for the server itself, without a limit.
 caller: ContextVar[Hashable | None] = ContextVar("caller", default=None)
+
+
+@contextmanager
+def for_the_server() -> Iterator[None]:
+    """
+    Use connections without a limit, for work that others wait for too.
+
+    Whoever holds something that is shared must not wait behind the requests of one caller.
+    """
+    before = caller.set(None)
+    try:
+        yield
+    finally:
+        caller.reset(before)
 
 
 @dataclass(slots=True)

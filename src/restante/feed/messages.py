@@ -22,7 +22,6 @@ from restante.errors import (
     WorkspaceUnknown,
     WorkspaceUnreachable,
 )
-from restante.feed.rates import Rate
 from restante.feed.rules import NewActivity, with_kinds
 from restante.feed.service import Feed
 from restante.http.operations import (
@@ -34,6 +33,7 @@ from restante.http.operations import (
 )
 from restante.http.problems import json_response
 from restante.workspaces import auth, relay
+from restante.workspaces.rates import Rate
 from restante.workspaces.rules import clean_label
 
 TAG = "messages"

@@ -14,7 +14,6 @@ from restante.delivery.blobs import Blobs
 from restante.delivery.receive import Receiver
 from restante.errors import RestanteError
 from restante.feed import events, messages, web as feed
-from restante.feed.rates import Rate
 from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
@@ -32,6 +31,7 @@ from restante.workspaces import web as workspaces
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.push import Push
+from restante.workspaces.rates import Rate
 from restante.workspaces.registry import Registry
 
 ROUTES: list[BaseRoute] = [

@@ -5,7 +5,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from restante.delivery.receive import Receiver
 from restante.delivery.rules import Pace, Quota, ReceivePolicy
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
 from restante.errors import DatabaseFull
-from restante.feed.rates import Rate
 from restante.feed.rules import WriteLimits
 from restante.feed.service import Feed
 from restante.feed.subject import FeedPartitions
@@ -37,24 +36,23 @@ from restante.retention.space import SpaceAccount, SpaceSamples
 from restante.retention.store import RetentionSettings
 from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep
-from restante.server import admin_token, app, logs
+from restante.server import admin_token, app, jobs, logs
 from restante.server.app import Services
 from restante.server.connections import ConnectionLimits, Connections, raise_open_files
 from restante.server.health import Readiness
 from restante.server.listener import HttpServer, address_of, is_loopback, listen
-from restante.server.loops import Loop, Loops
+from restante.server.loops import Loops
 from restante.server.metrics import Metrics
 from restante.settings import Settings
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
-from restante.workspaces.phantoms import reset_phantoms
 from restante.workspaces.push import Push
+from restante.workspaces.rates import Rate
 from restante.workspaces.registry import Registry
 from restante.workspaces.subject import RemovedWorkspaces
 
 log = structlog.get_logger()
 
-_SWEEP_SECONDS = 30.0
 _ANSWERS_KEPT = timedelta(days=1)
 _LEAST_STORED_BYTES = 256 * 1024 * 1024
 
@@ -156,7 +154,7 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
         disk = await disk_of(settings, db, _ballast(settings, directory))
         services = _services(settings, db, disk, wakeups, push, subjects, token)
         await _prepare_to_store(settings, services, subjects)
-        loops = _loops(settings, services, subjects)
+        loops = jobs.loops(settings, services, subjects)
         services.metrics.loops.expect(loop.name for loop in loops)
         await stack.enter_async_context(Loops(loops, services.metrics.loops))
         yield app.build(services), token_file
@@ -263,65 +261,7 @@ def subjects_of(settings: Settings) -> Subjects:
 
 def sweep_of(db: Database, subjects: Subjects, disk: Disk) -> Sweep:
     """The sweep, with time left before the deadline of its loop."""
-    return Sweep(db, subjects, budget_seconds=_SWEEP_SECONDS * 0.7, disk=disk)
-
-
-def _loops(settings: Settings, services: Services, subjects: Subjects) -> list[Loop]:
-    """Everything that runs in the background."""
-    db, metrics = services.db, services.metrics
-
-    async def create_partitions() -> None:
-        try:
-            await upkeep.create_partitions(db, subjects, now=await services.sweep.now())
-        finally:  # the lead matters most when no partition can be created
-            lead = await upkeep.lead_seconds(db, subjects, now=await services.sweep.now())
-            metrics.space.saw_lead(lead)
-
-    async def sweep_promptly() -> None:
-        await services.sweep.run_prompt(metrics.sweep, now=await services.sweep.now())
-
-    async def sweep() -> None:
-        await services.sweep.run_observed(metrics.sweep, now=await services.sweep.now())
-
-    async def watch_disk() -> None:
-        metrics.disk.saw(await services.disk.tend())
-
-    async def look_at_space() -> None:
-        metrics.saw_space(await services.space.sample(now=datetime.now(UTC)))
-
-    async def phantoms() -> None:
-        await reset_phantoms(
-            db,
-            now=datetime.now(UTC),
-            stale=timedelta(seconds=settings.phantom_stale_seconds),
-            count=metrics.sweep.phantom_busy_resets.inc,
-        )
-
-    every = upkeep.seconds_between_looks(subjects)
-    sweep_every = settings.sweep_interval_seconds
-    return [
-        Loop("leaves", create_partitions, every, deadline_seconds=30),
-        # A reservation lasts half a minute: what a killed server had reserved is free within one.
-        Loop("expired", sweep_promptly, interval_seconds=15, deadline_seconds=30),
-        Loop("sweep", sweep, sweep_every, deadline_seconds=_SWEEP_SECONDS),
-        Loop("disk", watch_disk, interval_seconds=1, deadline_seconds=10),
-        Loop(
-            "relief",
-            partial(_relieve_disk, services),
-            interval_seconds=10,
-            deadline_seconds=_SWEEP_SECONDS,
-        ),
-        Loop("space", look_at_space, interval_seconds=300, deadline_seconds=30),
-        Loop("phantoms", phantoms, interval_seconds=300, deadline_seconds=30),
-    ]
-
-
-async def _relieve_disk(services: Services) -> None:
-    """On a disk that is almost full, free what can be freed: the next sweep may be too late."""
-    if services.disk.is_low:
-        observer = services.metrics.sweep
-        await services.sweep.run_observed(observer, now=datetime.now(UTC), closely=True)
-        await services.disk.checkpoint()
+    return Sweep(db, subjects, budget_seconds=jobs.SWEEP_SECONDS * 0.7, disk=disk)
 
 
 def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts

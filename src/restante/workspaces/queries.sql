@@ -12,7 +12,10 @@ select id from registered;
 
 -- name: update
 update workspaces
-   set name = $2, delivery_mode = $3, url = $4, agent_card = coalesce($5, agent_card),
+   set name = $2, delivery_mode = $3, url = $4,
+       -- A card that is the same is not written again.
+       agent_card = case when $5::text is null or agent_card::text = $5 then agent_card
+                         else $5::json end,
        parent_id = $6, last_seen_at = clock_timestamp()
  where id = $1 and status = 'active'
 returning id;
@@ -60,7 +63,8 @@ update workspaces
 
 -- name: remove
 -- `last_seen_at` starts the time for which a removed workspace is kept.
-update workspaces set status = 'removed', token_hash = null, last_seen_at = clock_timestamp()
+update workspaces
+   set status = 'removed', token_hash = null, agent_card = '{}', last_seen_at = clock_timestamp()
  where id = $1 and status = 'active'
 returning id;
 

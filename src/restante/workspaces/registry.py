@@ -13,9 +13,17 @@ from restante.ids import WorkspaceId
 from restante.retention.disk import Disk
 from restante.workspaces import rules, store
 from restante.workspaces.auth import Access
+from restante.workspaces.rates import Allowance
 from restante.workspaces.rules import Changes, Details, Sender, Workspace
 
 log = structlog.get_logger()
+
+# A card that is replaced leaves its space to the next vacuum: an hour of this is what one keeps.
+_CARD_BYTES_PER_MINUTE = 16 * rules.MAX_CARD_BYTES
+# For all callers together: nothing else tells them apart.
+_OPEN_BYTES_PER_MINUTE = 16 * 1024 * 1024
+_ROW_BYTES = 1024
+_ANYBODY = UUID(int=0)
 
 _NOT_YOURS = (
     "Send the token that this workspace was given; a new workspace needs the right to register."
@@ -37,6 +45,8 @@ class Registry:
         self._db = db
         self._disk = disk or Disk(db)
         self._access = access
+        self._cards = Allowance(_CARD_BYTES_PER_MINUTE, "bytes of cards of one workspace")
+        self._open = Allowance(_OPEN_BYTES_PER_MINUTE, "bytes of registrations without a token")
         self._registration_token = registration_token
         self._is_open = is_open
 
@@ -62,20 +72,22 @@ class Registry:
 
         Raises NotAuthenticated if the id is taken and the token is not its own, or if it is new and
         the caller may not register: the same answer, so that ids cannot be probed.  Raises DiskLow
-        for a new id or a larger card; a workspace that comes back must be able to fetch.  Whom
-        only the open registration lets in must be a program; a `sender` of None is one.
+        for a new id or a large card; a workspace that comes back must be able to fetch.  A caller
+        without any token must be a program (a `sender` of None is one), and raises TooManyMessages
+        beyond a rate, as large cards do.
         """
         async with self._db.connection() as connection:
             stored = await store.get(connection, workspace_id)
         if stored and token and rules.token_matches(stored, token):
             return await self._register_again(stored, changes)
-        if sender and self._is_let_in_by_openness(token):
+        if sender and self._is_open_to(token):
             rules.refuse_web_pages(sender)
+            self._open.spend(_ANYBODY, _ROW_BYTES + len(changes.agent_card or ""))
         if stored is None or (stored.status == "removed" and self._access.is_admin(token)):
             return await self._register_new(workspace_id, stored, changes, token)
         raise NotAuthenticated(_NOT_YOURS)
 
-    def _is_let_in_by_openness(self, token: str | None) -> bool:
+    def _is_open_to(self, token: str | None) -> bool:
         is_open = self._is_open and not self._registration_token
         return is_open and not self._access.is_admin(token)
 
@@ -133,6 +145,7 @@ class Registry:
                 details = rules.details_of(stored, changes)
                 if rules.is_large(details.agent_card):
                     self._disk.take(len(details.agent_card or ""))
+                    self._cards.spend(workspace_id, len(details.agent_card or ""))
                 await store.update(tx, workspace_id, details)
                 return details
 

@@ -17,6 +17,7 @@ from restante.errors import (
     NotAuthenticated,
     NotJson,
     OriginRefused,
+    TooManyMessages,
     WorkspaceUnknown,
 )
 from restante.http.operations import (
@@ -55,7 +56,15 @@ def _disk(request: Request) -> Disk:
     "go to a loopback address, must not come from a web page, and must say that it is JSON.",
     body=wire.Registration,
     answers={200: wire.Registered},
-    refusals=(BadRequest, NotAuthenticated, OriginRefused, NotJson, *BODY_REFUSALS, DiskLow),
+    refusals=(
+        BadRequest,
+        NotAuthenticated,
+        OriginRefused,
+        NotJson,
+        *BODY_REFUSALS,
+        TooManyMessages,
+        DiskLow,
+    ),
 )
 async def register(request: Request) -> Response:
     sent = await json_body(request, wire.Registration)

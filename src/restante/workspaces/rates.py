@@ -1,4 +1,4 @@
-"""A rate limit per sender: a token bucket that refills with time."""
+"""Rate limits: token buckets that refill with time."""
 
 import time
 from collections import OrderedDict
@@ -24,8 +24,8 @@ class Rate:
     """
 
     def __init__(self, messages_per_minute: int, bytes_per_minute: int) -> None:
-        self._messages = _Allowance(messages_per_minute, "messages")
-        self._bytes = _Allowance(bytes_per_minute, "bytes of messages")
+        self._messages = Allowance(messages_per_minute, "messages from one workspace")
+        self._bytes = Allowance(bytes_per_minute, "bytes of messages from one workspace")
 
     def spend(self, sender: UUID) -> None:
         """Count a message; raises TooManyMessages with the seconds until the next one."""
@@ -36,8 +36,8 @@ class Rate:
         self._bytes.spend(sender, size)
 
 
-class _Allowance:
-    """A token bucket for each sender."""
+class Allowance:
+    """So much per minute for each sender; one that was quiet may spend that much at once."""
 
     def __init__(self, per_minute: int, what: str) -> None:
         self._per_minute = per_minute
@@ -45,11 +45,12 @@ class _Allowance:
         self._buckets: OrderedDict[UUID, _Bucket] = OrderedDict()
 
     def spend(self, sender: UUID, tokens: int) -> None:
+        """Raises TooManyMessages with the seconds until there is enough."""
         bucket = self._filled(sender)
         if bucket.level < tokens:
             wait_seconds = int((tokens - bucket.level) * 60 / self._per_minute) + 1
             raise TooManyMessages(
-                f"A workspace may send {self._per_minute} {self._what} a minute; "
+                f"At most {self._per_minute} {self._what} are accepted a minute; "
                 f"try again in {wait_seconds} s.",
                 retry_after_seconds=wait_seconds,
             )

@@ -1,0 +1,76 @@
+"""The background jobs of a server: what runs, how often, and for how long at most."""
+
+from datetime import UTC, datetime, timedelta
+
+from restante.retention import upkeep
+from restante.retention.subjects import Subjects
+from restante.server.app import Services
+from restante.server.loops import Loop
+from restante.settings import Settings
+from restante.workspaces.phantoms import reset_phantoms
+
+SWEEP_SECONDS = 30.0
+
+
+def loops(settings: Settings, services: Services, subjects: Subjects) -> list[Loop]:
+    """Everything that runs in the background."""
+    every = upkeep.seconds_between_looks(subjects)
+    jobs = _Jobs(settings, services, subjects)
+    return [
+        Loop("leaves", jobs.create_partitions, every, deadline_seconds=30),
+        # A reservation lasts half a minute: what a killed server had reserved is free within one.
+        Loop("expired", jobs.sweep_promptly, interval_seconds=15, deadline_seconds=30),
+        Loop("sweep", jobs.sweep, settings.sweep_interval_seconds, deadline_seconds=SWEEP_SECONDS),
+        Loop("disk", jobs.watch_disk, interval_seconds=1, deadline_seconds=10),
+        Loop("relief", jobs.relieve_disk, interval_seconds=10, deadline_seconds=SWEEP_SECONDS),
+        Loop("space", jobs.look_at_space, interval_seconds=300, deadline_seconds=30),
+        Loop("phantoms", jobs.reset_phantoms, interval_seconds=300, deadline_seconds=30),
+    ]
+
+
+class _Jobs:
+    """One pass of each."""
+
+    def __init__(self, settings: Settings, services: Services, subjects: Subjects) -> None:
+        self._services = services
+        self._subjects = subjects
+        self._phantom_stale = timedelta(seconds=settings.phantom_stale_seconds)
+
+    async def create_partitions(self) -> None:
+        db, sweep = self._services.db, self._services.sweep
+        try:
+            await upkeep.create_partitions(db, self._subjects, now=await sweep.now())
+        finally:  # the lead matters most when no partition can be created
+            lead = await upkeep.lead_seconds(db, self._subjects, now=await sweep.now())
+            self._services.metrics.space.saw_lead(lead)
+
+    async def sweep_promptly(self) -> None:
+        sweep = self._services.sweep
+        await sweep.run_prompt(self._services.metrics.sweep, now=await sweep.now())
+
+    async def sweep(self) -> None:
+        sweep = self._services.sweep
+        await sweep.run_observed(self._services.metrics.sweep, now=await sweep.now())
+
+    async def watch_disk(self) -> None:
+        self._services.metrics.disk.saw(await self._services.disk.tend())
+
+    async def relieve_disk(self) -> None:
+        """On a disk that is almost full, free what can be freed: the next sweep may be too late."""
+        if not self._services.disk.is_low:
+            return
+        sweep, observer = self._services.sweep, self._services.metrics.sweep
+        report = await sweep.run_observed(observer, now=await sweep.now(), closely=True)
+        if report.bytes_back:
+            await self._services.disk.checkpoint()
+
+    async def look_at_space(self) -> None:
+        self._services.metrics.saw_space(await self._services.space.sample(now=datetime.now(UTC)))
+
+    async def reset_phantoms(self) -> None:
+        await reset_phantoms(
+            self._services.db,
+            now=datetime.now(UTC),
+            stale=self._phantom_stale,
+            count=self._services.metrics.sweep.phantom_busy_resets.inc,
+        )
