@@ -251,7 +251,7 @@ async def test_follow_shows_the_newest_rows_of_a_restored_feed_again(caller: Cal
     (row,) = await caller.feed()
     gone = {"error": "Outside.", "code": "cursor_gone", "lowest_seq": 1, "latest_seq": 50}
     answers = [
-        http(200, [row | {"seq": 90}], X_Restante_Latest_Seq="90"),
+        http(200, [row | {"seq": 90}], X_Restante_Latest_Seq="90", X_Restante_Lowest_Seq="90"),
         http(410, gone),
         http(200, [row | {"seq": 50}]),
         http(200, []),

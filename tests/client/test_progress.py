@@ -114,6 +114,16 @@ def test_the_last_state_of_a_file_is_stored(path: Path, progress: Progress):
     again.close()
 
 
+@pytest.mark.parametrize("name", ["../../.profile", "/etc/passwd", "..", ".", ""])
+def test_a_recorded_name_that_leads_elsewhere_is_ignored(progress: Progress, name: str):
+    """Somebody else has written the database; the file is fetched and named again."""
+    file_id = FileId(uuid4())
+
+    progress.record(file_id, name, State.PLACING)
+
+    assert progress.received(file_id) is None
+
+
 def test_a_file_that_is_received_again_gets_its_new_name(progress: Progress):
     """It was reopened on the server after its owner had moved the first copy away."""
     file_id = FileId(uuid4())

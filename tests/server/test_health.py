@@ -152,13 +152,24 @@ async def test_the_namespace_can_be_chosen(run_site: SiteFactory):
     assert all(name.startswith("post_") for name in names)
 
 
-def test_every_outcome_of_a_loop_is_shown_as_zero_before_its_first_pass():
+async def test_the_metrics_are_rendered_once_for_all_who_ask_at_the_same_time():
+    """Anybody may ask, and it costs more than any other request without a token."""
+    metrics = Metrics("test", make_subjects())
+    first = await metrics.page()
+
+    pages = await asyncio.gather(*(metrics.page() for _ in range(50)))
+
+    assert pages[0] is not first
+    assert all(page is pages[0] for page in pages)
+
+
+async def test_every_outcome_of_a_loop_is_shown_as_zero_before_its_first_pass():
     """An alert must distinguish "none" from "missing"."""
     metrics = Metrics("test", make_subjects())
 
     metrics.loops.expect(["sweep"])
 
-    shown = samples(metrics.page().decode())
+    shown = samples((await metrics.page()).decode())
     for outcome in PASS_OUTCOMES:
         assert shown["test_loop_passes_total", "sweep", outcome] == 0
     assert shown["test_loop_restarts_total", "sweep"] == 0

@@ -117,3 +117,14 @@ async def test_a_watcher_may_send_pings(workspace: Caller):
         await append(workspace, "still there")
 
         assert await watcher.summaries(1) == ["still there"]
+
+
+async def test_no_watcher_gets_compression(workspace: Caller):
+    """A hundred watchers that ask for it would keep the event loop busy with large rows."""
+    lines = ["Sec-WebSocket-Extensions: permessage-deflate"]
+    async with wire_to(workspace.site) as wire:
+        await wire.send(upgrade(f"{workspace.path}/ws", *lines, token=workspace.token))
+        answer = await wire.head()
+
+    assert answer.status == 101
+    assert "Sec-WebSocket-Extensions" not in answer.headers

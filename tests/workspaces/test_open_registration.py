@@ -5,7 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from callers import ADMIN, Answer, ask, bearer, registered
+from callers import ADMIN, Answer, ask, bearer, register, registered
 from sites import Site, SiteFactory
 
 from restante.errors import NotJson, OriginRefused
@@ -126,3 +126,13 @@ def test_origins_can_be_allowed():
         refuse_web_pages(
             Sender(**canvas, content_type="text/plain"), allowed_origins=["http://localhost:3000"]
         )
+
+
+async def test_registrations_without_a_token_are_limited_in_bytes_per_minute(site: Site):
+    """They are kept, so they could fill the disk; with a token there is somebody to ask."""
+    card = {"name": "w", "text": "x" * 60_000}
+    answers = [await register(site, agent_card=card) for _ in range(300)]
+
+    assert answers[0].status == 200
+    assert (answers[-1].status, answers[-1].json["code"]) == (429, "too_many_messages")
+    assert (await register(site, agent_card=card, headers=ADMIN)).status == 200

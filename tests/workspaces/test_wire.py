@@ -1,6 +1,7 @@
 """WIRE, Registration: who is registered, with which token, and what changes and removes it."""
 
 import json
+import secrets
 from typing import Any
 from uuid import uuid4
 
@@ -108,7 +109,43 @@ async def test_all_of_the_agent_card_is_kept(site: Site):
 
     assert (await shown(site, caller.id))["agent_card"] == card
     listed = await ask(site, "GET", "/admin/workspaces", headers=ADMIN)
-    assert [set(one) & {"id", "agent_card"} for one in listed.json["workspaces"]] == [{"id"}]
+    assert [one["agent_card"] for one in listed.json["workspaces"]] == [None]
+
+
+async def test_a_card_that_is_sent_again_is_not_written_again(site: Site, connections: Any):
+    """A workspace that registers in a loop would leave a dead copy of its card each time."""
+    connection, card = await connections(), {"name": "laptop", "text": secrets.token_hex(30_000)}
+    caller = await registered(site, agent_card=card)
+    own = {"Authorization": f"Bearer {caller.token}"}
+    before = await toasted_bytes(connection)
+
+    for _ in range(5):
+        assert (await register(site, id=caller.id, agent_card=card, headers=own)).status == 200
+
+    assert await toasted_bytes(connection) == before
+    assert (await shown(site, caller.id))["agent_card"] == card
+
+
+async def toasted_bytes(connection: Any) -> int:
+    return await connection.fetchval(
+        "select pg_relation_size(reltoastrelid) from pg_class where oid = 'workspaces'::regclass"
+    )
+
+
+async def test_large_cards_that_change_are_limited_per_minute(site: Site):
+    caller = await registered(site)
+    own = {"Authorization": f"Bearer {caller.token}"}
+    answers = [
+        await register(
+            site, id=caller.id, agent_card={"name": "w", "text": f"{n}" + "x" * 60_000}, headers=own
+        )
+        for n in range(20)
+    ]
+
+    assert answers[0].status == 200
+    assert (answers[-1].status, answers[-1].json["code"]) == (429, "too_many_messages")
+    small = await register(site, id=caller.id, agent_card={"name": "w"}, headers=own)
+    assert small.status == 200
 
 
 async def test_an_agent_card_is_bounded_and_an_older_larger_one_stays(site: Site, connections: Any):

@@ -34,8 +34,8 @@ create table if not exists files (
 )"""
 
 
-# What we name files; anything else was not written by us, and might lead out of the folder.
-_OUR_NAME = re.compile(r"[0-9a-f]{32}-[A-Za-z0-9._-]{1,100}")
+# A file is placed beside the others; any other name was not written by us, and leads elsewhere.
+_PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")
 
 
 class State(StrEnum):
@@ -96,7 +96,7 @@ class Progress:
     def received(self, file_id: FileId) -> Received | None:
         """The record of a file, None if there is none."""
         row = self._row("select name, state from files where file_id = ?", str(file_id))
-        if row is None or not _OUR_NAME.fullmatch(str(row[0])):
+        if row is None or not _PLAIN_NAME.fullmatch(str(row[0])):
             return None
         with _translated_errors(self._path):
             return Received(row[0], State(row[1]))

@@ -5,6 +5,7 @@ What an operation takes and returns, declared once: handlers decode with it, Ope
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
@@ -22,6 +23,8 @@ Caller = Literal["anyone", "workspace", "workspace or admin", "any workspace or 
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_JSON_BYTES = 1024 * 1024
+# Of bodies that are read before a token is checked, and of most others.
+SMALL_JSON_BYTES = 16 * 1024
 MAX_DEPTH = 100
 MAX_QUERY_BYTES = 8192
 _CONTAINERS = (dict, list)
@@ -77,18 +80,18 @@ def operation_of(handler: object) -> Operation | None:
     return _described.get(cast("Handler", handler))
 
 
-async def json_body(request: Request, shape: type[T]) -> T:
+async def json_body(request: Request, shape: type[T], *, max_bytes: int = SMALL_JSON_BYTES) -> T:
     """Decode the body; raises BadRequest with the field's name, or MessageTooLarge."""
-    return _decoded(await read_limited(request), shape)
+    return _decoded(await read_limited(request, max_bytes=max_bytes), shape)
 
 
-async def read_limited(request: Request) -> bytes:
+async def read_limited(request: Request, *, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """The whole body, within the limits of size, weight and time."""
     pace: JsonPace = request.app.state.json_pace
     idle = asyncio.timeout(pace.idle_seconds)
     try:
         async with asyncio.timeout(pace.total_seconds), idle:
-            return await _read(request, idle, pace.idle_seconds)
+            return await _read(request, max_bytes, idle, pace.idle_seconds)
     except TimeoutError as error:
         raise _too_slow(pace, stood_still=idle.expired()) from error
 
@@ -103,15 +106,15 @@ def _too_slow(pace: JsonPace, *, stood_still: bool) -> UploadTooSlow:
     )
 
 
-async def _read(request: Request, idle: asyncio.Timeout, idle_seconds: float) -> bytes:
+async def _read(
+    request: Request, max_bytes: int, idle: asyncio.Timeout, idle_seconds: float
+) -> bytes:
     body, weight = bytearray(), Weight()
     async for piece in request.stream():
         idle.reschedule(asyncio.get_running_loop().time() + idle_seconds)
         body += piece
-        if len(body) > MAX_JSON_BYTES:
-            raise MessageTooLarge(
-                f"A JSON body may have {MAX_JSON_BYTES} bytes.", max=MAX_JSON_BYTES
-            )
+        if len(body) > max_bytes:
+            raise MessageTooLarge(f"This JSON body may have {max_bytes} bytes.", max=max_bytes)
         weight.add(piece)
     return bytes(body)
 
@@ -134,7 +137,7 @@ def parameters(connection: HTTPConnection) -> QueryParams:
 
 def query_of(request: Request, shape: type[T]) -> T:
     """Decode the query; unknown parameters are ignored."""
-    known = {f.encode_name: f.name for f in msgspec.structs.fields(shape)}
+    known = _fields(shape)
     given = {name: value for name, value in parameters(request).items() if name in known}
     try:
         found = msgspec.convert(given, shape, strict=False)
@@ -145,6 +148,11 @@ def query_of(request: Request, shape: type[T]) -> T:
         if getattr(found, known[name]) is None:
             raise BadRequest(f"{name} is wrong: leave it out instead of sending null.")
     return found
+
+
+@lru_cache
+def _fields(shape: type) -> dict[str, str]:
+    return {f.encode_name: f.name for f in msgspec.structs.fields(shape)}
 
 
 def _sentence(problem: str) -> str:

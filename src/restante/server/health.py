@@ -100,7 +100,7 @@ async def ready(request: Request) -> Response:
     answers={200: CONTENT_TYPE},
 )
 async def metrics(request: Request) -> Response:
-    page = _metrics(request).page(for_operator=auth.is_admin(request))
+    page = await _metrics(request).page(for_operator=auth.is_admin(request))
     return Response(page, media_type=CONTENT_TYPE)
 
 

@@ -90,6 +90,7 @@ class HttpServer(uvicorn.Server):
                 proxy_headers=False,
                 http=http,
                 ws=websocket,
+                ws_per_message_deflate=False,  # compression would stall the event loop
                 ws_max_size=64 * 1024,  # watchers have nothing to send
                 timeout_graceful_shutdown=grace_seconds,  # pyright: ignore[reportArgumentType] - a float works
             )

@@ -1,8 +1,11 @@
 """Every metric, with its labels and its help text.  All label values start at 0."""
 
+import asyncio
 import math
+import time
 from collections import Counter as Counts
 from collections.abc import Iterable, Mapping
+from contextvars import Context
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -19,6 +22,8 @@ CUT_OFFS = ("slow_reader", "slow_request", "long_request", "noisy_watcher")
 UPLOAD_STATES = UploadStates.__struct_fields__
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
+_BETWEEN_PAGES_SECONDS = 0.25
+
 
 class _Page:
     """Metrics for the same readers, in one namespace."""
@@ -28,13 +33,36 @@ class _Page:
         self.counter = partial(Counter, namespace=namespace, registry=self.registry)
         self.gauge = partial(Gauge, namespace=namespace, registry=self.registry)
         self.histogram = partial(Histogram, namespace=namespace, registry=self.registry)
+        self._next: asyncio.Task[bytes] | None = None  # will begin, for all who ask until then
+        self._rendering = asyncio.Lock()
+        self._began_at = -math.inf
+
+    async def text(self) -> bytes:
+        """
+        As Prometheus text, of a moment after the call.
+
+        It takes milliseconds, and anybody may ask: so it is done in a thread, once for all who ask
+        at the same time, and a few times a second at most.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._render(), context=Context())
+        return await asyncio.shield(self._next)
+
+    async def _render(self) -> bytes:
+        async with self._rendering:
+            pause_seconds = self._began_at + _BETWEEN_PAGES_SECONDS - time.monotonic()
+            if pause_seconds > 0:
+                await asyncio.sleep(pause_seconds)
+            self._next, self._began_at = None, time.monotonic()
+            return await asyncio.to_thread(generate_latest, self.registry)
 
 
 class Metrics:
     """The counters of one process, by subject."""
 
     def __init__(self, namespace: str, subjects: Subjects) -> None:
-        for_all, for_operator = _Page(namespace), _Page(namespace)
+        self._for_all = for_all = _Page(namespace)
+        self._for_operator = for_operator = _Page(namespace)
         self.registry, self.operator_registry = for_all.registry, for_operator.registry
         self.requests = RequestMetrics(for_all)
         self.connections = ConnectionMetrics(for_all)
@@ -54,10 +82,10 @@ class Metrics:
         self.space.saw(space)
         self.workspaces.saw(space)
 
-    def page(self, *, for_operator: bool = False) -> bytes:
+    async def page(self, *, for_operator: bool = False) -> bytes:
         """All metrics as Prometheus text; those that name workspaces for the operator only."""
-        theirs = generate_latest(self.operator_registry) if for_operator else b""
-        return generate_latest(self.registry) + theirs
+        ours = await self._for_all.text()
+        return ours + await self._for_operator.text() if for_operator else ours
 
 
 class RequestMetrics:

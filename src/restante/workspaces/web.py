@@ -23,6 +23,7 @@ from restante.errors import (
 from restante.http.operations import (
     BODY_REFUSALS,
     MAX_DEPTH,
+    SMALL_JSON_BYTES,
     is_too_deep,
     json_body,
     operation,
@@ -67,7 +68,7 @@ def _disk(request: Request) -> Disk:
     ),
 )
 async def register(request: Request) -> Response:
-    sent = await json_body(request, wire.Registration)
+    sent = await json_body(request, wire.Registration, max_bytes=MAX_CARD_BYTES + SMALL_JSON_BYTES)
     name = sent.agent_card.get("name")
     if not isinstance(name, str) or not name.strip():
         raise BadRequest("agent_card is wrong: it needs a name.")
