@@ -230,6 +230,9 @@ class Wire:
         size = int(head.headers["Content-Length"])
         return head._replace(body=await self._reader.readexactly(size))
 
+    async def until(self, end: bytes) -> bytes:
+        return await self._reader.readuntil(end)
+
     async def read(self, size: int) -> bytes:
         return await self._reader.readexactly(size)
 

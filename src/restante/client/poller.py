@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 30
 _MIN_POLL_SECONDS = 1
+_ALL_GONE = "The server rejects every position in its feed as gone."
 _MAX_CURSOR_LOSSES = 2
 
 # By default no server keeps an upload longer.  Where one does, the file is fetched from the start.
@@ -295,8 +296,11 @@ class Inbox:
     async def _start_over(self) -> None:
         """Continue with the oldest row that is left, or where a restored feed was acknowledged."""
         if self._cursor_losses == _MAX_CURSOR_LOSSES:
-            raise AnswerInvalid("The server rejects every position in its feed as gone.")
-        page = await self._client.feed(None, limit=1)
+            raise AnswerInvalid(_ALL_GONE)
+        try:
+            page = await self._client.feed(None, limit=1)
+        except CursorGone as error:
+            raise AnswerInvalid(_ALL_GONE) from error
         at = self.cursor.seq if self.cursor else 0
         trimmed = page.lowest_seq - 1
         if trimmed >= at:

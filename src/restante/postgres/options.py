@@ -51,7 +51,10 @@ def _wal_size(cluster: Path) -> dict[str, str]:
     """On a small disk, WAL that waits for a checkpoint must not take the place of files."""
     disk = os.statvfs(cluster)
     mebibytes = disk.f_blocks * disk.f_frsize // MIB // 16
-    return {"max_wal_size": f"{max(64, min(2048, mebibytes))}MB"}
+    return {
+        "max_wal_size": f"{max(64, min(2048, mebibytes))}MB",
+        "min_wal_size": f"{max(32, min(80, mebibytes // 2))}MB",  # kept for reuse
+    }
 
 
 def _memory() -> int:

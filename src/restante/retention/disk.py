@@ -166,13 +166,24 @@ class Disk:
         self._was_low = state.is_low
         return state
 
-    async def _refill(self) -> None:
-        """Create one piece of the ballast if enough is left without it."""
+    async def keep_ballast(self) -> None:
+        """Create what is missing of the ballast, for a command that has used and freed space."""
+        before = -1
+        while self._ballast and not self.is_low and self._ballast.in_place() > before:
+            before = self._ballast.in_place()
+            await self._refill(reserves=1)
+
+    async def _refill(self, *, reserves: int = 2) -> None:
+        """
+        Create one piece of the ballast if so many reserves are left without it.
+
+        More than one, or a server near its reserve would create and give up pieces all the time.
+        """
         ballast, room = self._ballast, self.room
         if ballast is None or room is None or ballast.is_complete():
             return
         reserve = rules.reserve_of(room.total, self._chosen_reserve)
-        if room.free - ballast.piece_bytes >= 2 * reserve:
+        if room.free - ballast.piece_bytes >= reserves * reserve:
             with suppress(OSError):  # another program was faster; the metric shows what is missing
                 await asyncio.to_thread(ballast.refill)
             self._forget()

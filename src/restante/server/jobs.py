@@ -60,9 +60,8 @@ class _Jobs:
         if not self._services.disk.is_low:
             return
         sweep, observer = self._services.sweep, self._services.metrics.sweep
-        report = await sweep.run_observed(observer, now=await sweep.now(), closely=True)
-        if report.bytes_back:
-            await self._services.disk.checkpoint()
+        await sweep.run_observed(observer, now=await sweep.now(), closely=True)
+        await self._services.disk.checkpoint()  # frees the WAL as well, whatever was dropped
 
     async def look_at_space(self) -> None:
         self._services.metrics.saw_space(await self._services.space.sample(now=datetime.now(UTC)))

@@ -184,6 +184,7 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
             UploadAdmin(db, wakeups, ack_retention=_ack_retention(settings)),
         )
         await wakeups.notify_others()  # the readers wait at the servers
+        await disk.keep_ballast()
 
 
 async def disk_of(settings: Settings, db: Database, ballast: Ballast | None = None) -> Disk:
