@@ -17,7 +17,7 @@ from sites import Site, SiteFactory
 from waiting import until
 from watchers import is_watched_by, watch
 
-from restante.server.connections import ConnectionLimits, network_of
+from restante.server.connections import ConnectionLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -208,12 +208,6 @@ async def watch_raw(workspace: Caller) -> AsyncIterator[None]:
         assert await wire.read(12) == b"HTTP/1.1 101"
         yield
         wire.close()
-
-
-def test_a_network_of_ipv6_counts_as_one_address():
-    assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1")
-    assert network_of("2001:db8:0:1::1") != network_of("2001:db8::1")
-    assert network_of("::ffff:192.0.2.1") == network_of("192.0.2.1") == "192.0.2.1"
 
 
 @given(

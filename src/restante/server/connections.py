@@ -5,15 +5,14 @@ A connection counts for its address, except while an authenticated request runs 
 whose address all clients share, is limited only in connections on which nobody has shown a token.
 """
 
-import ipaddress
 import resource
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
 
 import structlog
 
+from restante.http.networks import network_of
 from restante.server.metrics import ConnectionMetrics
 
 log = structlog.get_logger()
@@ -155,17 +154,3 @@ class Place:
             self.authenticated()  # so that it no longer counts for its address
         self._is_open = False
         self._connections.left(was_refused=bool(self.refused_for))
-
-
-@lru_cache(maxsize=4096)
-def network_of(host: str) -> str:
-    """What counts as one address: a /64 of IPv6, which is what one customer has."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return host
