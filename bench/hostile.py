@@ -10,6 +10,7 @@ is not what is measured.
 
 import asyncio
 import os
+import secrets
 import sys
 import threading
 from collections import Counter
@@ -166,7 +167,9 @@ async def _fill_feed(server: Running, workspace: Workspace) -> None:
 async def wrong_tokens(server: Running) -> None:
     """100 requests in flight with a wrong token, for a workspace with a large card."""
     known = _with_large_card(server)
-    await flood(server, _activity(Workspace(known.id, "wrong")), connections=100)
+    # Of the right form, and each another one: anything else is refused without a look-up.
+    wrong = [_activity(Workspace(known.id, secrets.token_urlsafe(32))) for _ in range(100)]
+    await flood(server, *wrong, connections=len(wrong))
 
 
 def _with_large_card(server: Running) -> Workspace:

@@ -253,10 +253,12 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire_to(server: Site | str) -> AsyncIterator[Wire]:
-    """A connection to a site, or to a URL."""
+async def wire_to(server: Site | str, *, source: str | None = None) -> AsyncIterator[Wire]:
+    """A connection to a site, or to a URL; all of 127.0.0.0/8 are addresses of this machine."""
     where = urlsplit(server if isinstance(server, str) else server.url)
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    reader, writer = await asyncio.open_connection(
+        where.hostname, where.port, local_addr=(source, 0) if source else None
+    )
     try:
         async with asyncio.timeout(20):
             yield Wire(reader, writer)

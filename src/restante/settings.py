@@ -93,7 +93,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 256
     send_timeout_seconds: Annotated[
         float,
-        Meta(gt=0, le=3600, description="A client that takes no byte for so long is cut off."),
+        Meta(
+            gt=0,
+            le=3600,
+            description="A client that takes less than 512 bytes a second for so long is cut off.",
+        ),
     ] = 30.0
     shutdown_grace_seconds: Annotated[
         float, Meta(ge=0, le=300, description="How long open requests may continue after SIGTERM.")

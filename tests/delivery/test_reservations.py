@@ -1,5 +1,6 @@
 """Room is claimed with the bytes that arrive, kept while they do, and free soon after."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -21,9 +22,10 @@ from hypothesis import given, strategies as st
 from sites import SiteFactory
 from sweeps import CHUNKS, actions, make_partition, make_sweep, partition_names
 
+from restante.database import shares
 from restante.database.pool import Connection, Database
 from restante.database.spans import floor
-from restante.delivery import stage, store
+from restante.delivery import reservations, stage, store
 from restante.delivery.receive import Incoming, Receiver
 from restante.delivery.reservations import Room
 from restante.delivery.rules import MAX_REQUEST_BYTES, MIB, Quota, claim_for
@@ -210,6 +212,25 @@ async def test_a_reservation_is_renewed_while_no_byte_arrives(
 
         assert await seconds_left(connection) > 20
         assert await expire(connection) == 1  # it is not locked
+
+
+async def test_renewing_uses_no_share_of_the_caller_whose_upload_began_it(
+    receiver: Receiver, workspace_id: WorkspaceId, monkeypatch: pytest.MonkeyPatch
+):
+    """A caller that uses up its share would let the reservations of all others expire."""
+    used: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    async def renew() -> None:
+        used.set_result(shares.caller.get())
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(reservations, "_RENEWED_EVERY_SECONDS", 0)
+    monkeypatch.setattr(receiver.reservations, "renew", renew)
+    shares.caller.set(workspace_id)
+    async with receiver.receive(workspace_id, 50 * MIB) as incoming:
+        await write(incoming, 2 * MIB)
+
+        assert await used is None
 
 
 async def test_an_upload_that_is_being_published_does_not_stop_the_renewal_of_others(

@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from cyclopts import App
 from starlette.routing import Route
 from sweeps import make_subjects
 
-import restante
+import restante.server
 from restante.cli.main import app
 from restante.errors import RestanteError
 from restante.http import problems
@@ -241,3 +242,15 @@ def test_the_lock_file_names_no_address():
 
     assert "://" not in lock
     assert not re.search(r"^\s*--(?!hash=)", lock, re.MULTILINE)
+
+
+def test_every_module_of_the_server_is_kept_from_importing_the_wiring():
+    """The contract has to name them one by one, so a new one is easily forgotten."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = [
+        one for one in contracts["contracts"] if one["name"] == "Only entry points know the wiring"
+    ]
+    modules = {module.name for module in pkgutil.iter_modules(restante.server.__path__)}
+
+    expected = {f"restante.server.{name}" for name in modules - {"wiring"}}
+    assert expected <= set(contract["source_modules"])

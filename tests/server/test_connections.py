@@ -17,7 +17,7 @@ from sites import Site, SiteFactory
 from waiting import until
 from watchers import is_watched_by, watch
 
-from restante.server.connections import ConnectionLimits, network_of
+from restante.server.connections import ConnectionLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -57,6 +57,10 @@ def open_connections(site: Site) -> float:
     return site.state.connections._open
 
 
+def waiting_for_refusal(site: Site) -> int:
+    return site.state.connections._refused
+
+
 def refused(site: Site, limit: str) -> float:
     return site.state.metrics.connections.refused.labels(limit)._value.get()
 
@@ -81,6 +85,7 @@ async def test_connections_beyond_the_total_are_refused_until_one_is_closed(
             assert refused(site, "total") == 1
 
         await until(lambda: asyncio.sleep(0, open_connections(site) == 0))
+        await until(lambda: asyncio.sleep(0, waiting_for_refusal(site) == 0))
         async with wire_to(site) as wire:
             assert (await health(wire)).status == 200
 
@@ -93,7 +98,8 @@ async def test_refused_connections_that_send_nothing_do_not_pile_up(run_site: Si
         wires = [await stack.enter_async_context(wire_to(site)) for _ in range(200)]
         await until(lambda: asyncio.sleep(0, refused(site, "total") == 184))
 
-        assert open_connections(site) <= 16 + 64
+        assert open_connections(site) == 16
+        assert waiting_for_refusal(site) <= 64
         for wire in wires[16:]:
             assert await wire.is_closed()
 
@@ -107,6 +113,24 @@ async def test_an_address_is_limited_in_connections_without_a_token(run_site: Si
             async with wire_to(site) as wire:
                 assert_closing_refusal(await health(wire), 503, "too_many_connections")
             assert refused(site, "address") == 1
+
+
+@pytest.mark.parametrize("silent", [60, 200])
+async def test_an_address_cannot_use_up_the_total_with_connections_that_are_refused(
+    run_site: SiteFactory, silent: int
+):
+    async with (
+        run_site(max_connections=40, max_connections_per_address=4) as site,
+        AsyncExitStack() as stack,
+    ):
+        for _ in range(silent):
+            await stack.enter_async_context(wire_to(site))
+        await until(lambda: asyncio.sleep(0, refused(site, "address") == silent - 4))
+
+        assert open_connections(site) == 4
+        assert waiting_for_refusal(site) <= 64
+        async with wire_to(site, source="127.0.0.2") as wire:
+            assert (await health(wire)).status == 200
 
 
 @pytest.mark.parametrize("way", ["poll", "events", "ws"])
@@ -184,12 +208,6 @@ async def watch_raw(workspace: Caller) -> AsyncIterator[None]:
         assert await wire.read(12) == b"HTTP/1.1 101"
         yield
         wire.close()
-
-
-def test_a_network_of_ipv6_counts_as_one_address():
-    assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1")
-    assert network_of("2001:db8:0:1::1") != network_of("2001:db8::1")
-    assert network_of("::ffff:192.0.2.1") == network_of("192.0.2.1") == "192.0.2.1"
 
 
 @given(

@@ -56,7 +56,11 @@ async def test_a_server_without_its_database_is_alive_and_not_ready(
     assert await get(site, "/health") == (200, {"status": "alive"})
 
     await maintenance.execute(f"alter database {name} allow_connections true")
-    assert await get(site, "/ready") == (200, {"status": "ready"})
+    await until(lambda: is_ready(site))
+
+
+async def is_ready(site: Site) -> bool:
+    return await get(site, "/ready") == (200, {"status": "ready"})
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,6 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from sites import Site, SiteFactory
 from waiting import until
 from watchers import UPGRADE, append, choose
+
+from restante.server import send_timeouts
+from restante.server.send_timeouts import SendTimeouts
 
 pytestmark = pytest.mark.anyio
 
@@ -138,3 +142,56 @@ async def test_a_slow_client_that_takes_something_is_served_to_the_end(site: Sit
 
     assert received.endswith(pattern(4 * MIB))
     assert await cut_off(site) == 0
+
+
+async def test_a_client_that_takes_almost_nothing_is_cut_off(
+    run_site: SiteFactory, monkeypatch: pytest.MonkeyPatch
+):
+    """It could keep a connection and its answer for weeks."""
+    monkeypatch.setattr(send_timeouts, "_MIN_BYTES_PER_SECOND", 16 * 1024)
+    loop = asyncio.get_running_loop()
+    async with run_site(send_timeout_seconds=1) as site:
+        workspace = await registered(site)
+        async with small_socket(site) as connection:
+            await send(connection, await download(workspace))
+
+            async def takes_little() -> None:
+                while True:
+                    await loop.sock_recv(connection, 1024)
+                    await asyncio.sleep(1)
+
+            taking = asyncio.create_task(takes_little())
+            await until(lambda: is_cut_off(site))
+            taking.cancel()
+            await asyncio.wait({taking})
+
+
+class Line:
+    """The transport of a client with a steady rate, for the parts of it that are looked at."""
+
+    def __init__(self) -> None:
+        self.unsent = 25 * MIB
+        self.is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def get_extra_info(self, _name: str) -> None:
+        """A system whose kernel does not tell what was acknowledged."""
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+@pytest.mark.parametrize(("bytes_per_second", "is_aborted"), [(1024 / 30, True), (2048, False)])
+@pytest.mark.parametrize("seconds", [1.0, 30.0, 300.0])
+def test_a_minimum_rate_decides_whether_a_client_is_slow_or_stuck(
+    bytes_per_second: float, is_aborted: bool, seconds: float
+):
+    line: Any = Line()
+    timeouts = SendTimeouts(seconds, on_abort=lambda: None)
+    for tenth in range(50):
+        line.unsent = 25 * MIB - int(tenth * seconds / 10 * bytes_per_second)
+        timeouts.check([line], now=tenth * seconds / 10)
+
+    assert line.is_aborted == is_aborted

@@ -64,6 +64,16 @@ async def test_an_upgrade_that_is_not_understood_is_answered(site: Site, asked: 
         assert (await wire.rest()).startswith(b"HTTP/1.1 4")
 
 
+async def test_the_refusal_of_an_upgrade_is_a_whole_answer(site: Site):
+    async with wire_to(site) as wire:
+        await wire.send(upgrade("/ws", "Content-Length: 5"))
+        answer = await wire.answer()
+
+        assert_refused(answer, 400)
+        assert answer.json["error"] == "This is not a WebSocket request."
+        assert await wire.rest() == b""
+
+
 async def test_an_upgrade_must_be_accepted_in_time(
     workspace: Caller, monkeypatch: pytest.MonkeyPatch
 ):

@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID, uuid4
@@ -121,7 +122,8 @@ class Reservations:
 
     def _start_renewing(self) -> None:
         if self._renewing is None or self._renewing.done() or self._renewing.cancelling():
-            self._renewing = asyncio.create_task(self._keep_renewing())
+            # It works for every upload, so it must not wait for the share of the one that began it.
+            self._renewing = asyncio.create_task(self._keep_renewing(), context=Context())
 
     async def _keep_renewing(self) -> None:
         while self._kept or self._unreleased:

@@ -31,6 +31,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from restante import wire
+from restante.database import shares
 from restante.errors import (
     BadRequest,
     CursorGone,
@@ -105,6 +106,8 @@ async def stream(request: Request) -> Response:
 
 async def _watch(caller: HTTPConnection) -> AbstractAsyncContextManager[Watch]:
     """A watch for an authorized caller; it begins when it is entered."""
+    # Its token may be elsewhere than in the header that was looked at when the request arrived.
+    shares.caller.set(auth.access(caller).caller(caller))
     workspace = await auth.owner_or_admin(caller)
     return watching(
         caller.app.state.feed,

@@ -5,22 +5,20 @@ A connection counts for its address, except while an authenticated request runs 
 whose address all clients share, is limited only in connections on which nobody has shown a token.
 """
 
-import ipaddress
 import resource
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
 
 import structlog
 
+from restante.http.networks import network_of
 from restante.server.metrics import ConnectionMetrics
 
 log = structlog.get_logger()
 
 # Refused connections that wait for the request that they answer; beyond it they are aborted.
 _MAX_WAITING_FOR_REFUSAL = 64
-
 
 # Files that are not connections of clients: the pool, calls to push workspaces, sockets, logs.
 _OTHER_FILES = 128
@@ -65,19 +63,26 @@ class Connections:
     def __init__(self, limits: ConnectionLimits, metrics: ConnectionMetrics) -> None:
         self._limits = limits
         self._open = 0
+        self._refused = 0  # open too, until their client has read the refusal
         self._is_nearly_full = False
         self._unauthenticated: Counter[str] = Counter()
         self.metrics = metrics
         metrics.limit.set(limits.total)
 
     def enter(self, host: str) -> "Place":
-        """Count a new connection; the place says whether it is refused."""
-        place = Place(self, network_of(host))
-        place.refused_for = self._refused_for(place.network)
+        """
+        Count a new connection; the place says whether it is refused.
+
+        A refused one takes no place of others, or one address could use up the total.
+        """
+        network = network_of(host)
+        place = Place(self, network, self._refused_for(network))
         if place.refused_for:
             self.metrics.refused.labels(place.refused_for).inc()
-        self.changed(+1, place.network)
-        self._count_open(+1)
+            self._refused += 1
+        else:
+            self.changed(+1, network)
+            self._count_open(+1)
         return place
 
     def _refused_for(self, network: str) -> str | None:
@@ -89,7 +94,7 @@ class Connections:
 
     def has_room_to_refuse(self) -> bool:
         """Whether a refused connection can wait for its request, to be answered."""
-        return self._open <= self._limits.total + _MAX_WAITING_FOR_REFUSAL
+        return self._refused <= _MAX_WAITING_FOR_REFUSAL
 
     def changed(self, by: int, network: str) -> None:
         """An address has one connection without an authenticated request more, or less."""
@@ -97,9 +102,12 @@ class Connections:
         if not self._unauthenticated[network]:
             del self._unauthenticated[network]
 
-    def left(self) -> None:
+    def left(self, *, was_refused: bool) -> None:
         """A connection was closed."""
-        self._count_open(-1)
+        if was_refused:
+            self._refused -= 1
+        else:
+            self._count_open(-1)
 
     def _count_open(self, by: int) -> None:
         self._open += by
@@ -121,12 +129,12 @@ class Place:
 
     __slots__ = ("_connections", "_is_authenticated", "_is_open", "network", "refused_for")
 
-    def __init__(self, connections: Connections, network: str) -> None:
+    def __init__(self, connections: Connections, network: str, refused_for: str | None) -> None:
         self._connections = connections
         self._is_authenticated = False
         self._is_open = True
         self.network = network
-        self.refused_for: str | None = None
+        self.refused_for = refused_for  # a refused connection has no requests
 
     def authenticated(self) -> None:
         """A request on it has shown a valid token."""
@@ -142,20 +150,7 @@ class Place:
 
     def leave(self) -> None:
         """It was closed."""
-        self.authenticated()  # so that it no longer counts for its address
+        if not self.refused_for:
+            self.authenticated()  # so that it no longer counts for its address
         self._is_open = False
-        self._connections.left()
-
-
-@lru_cache(maxsize=4096)
-def network_of(host: str) -> str:
-    """What counts as one address: a /64 of IPv6, which is what one customer has."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return host
+        self._connections.left(was_refused=bool(self.refused_for))

@@ -1,6 +1,7 @@
 """Alive, ready, and the metrics."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from restante import wire
-from restante.database import migrate, rules
+from restante.database import migrate, rules, shares
 from restante.database.pool import Database
 from restante.database.rules import Migration
 from restante.errors import NotReady, RestanteError
@@ -22,14 +23,40 @@ TAG = "health"
 
 # A probe that takes longer counts as failed anyway.
 _ANSWER_WITHIN_SECONDS = 2.0
+_RESULT_HOLDS_SECONDS = 1.0
 
 
 class Readiness:
-    """Whether the database answers and is migrated far enough; nothing is cached."""
+    """Whether the database answers, is migrated far enough, and accepts writes."""
 
     def __init__(self, db: Database, migrations: Sequence[Migration]) -> None:
         self._db = db
         self._migrations = migrations
+        self._probing = asyncio.Lock()
+        self._problem: str | None = None
+        self._probed_at = -math.inf
+
+    async def probe(self) -> None:
+        """
+        Check everything, or raise NotReady; the result holds for a second.
+
+        Anyone may ask, as often as they like.
+        """
+        clock = asyncio.get_running_loop().time
+        async with self._probing:
+            if clock() - self._probed_at >= _RESULT_HOLDS_SECONDS:
+                self._problem = await self._look()
+                self._probed_at = clock()
+            if self._problem is not None:
+                raise NotReady(self._problem)
+
+    async def _look(self) -> str | None:
+        try:
+            await self.check()
+            await self.check_writable()
+        except NotReady as problem:
+            return str(problem)
+        return None
 
     async def check(self) -> None:
         """Raise NotReady with the reason, or return.  Enough for a command that reads."""
@@ -87,9 +114,8 @@ async def health(_request: Request) -> Response:
     refusals=(NotReady,),
 )
 async def ready(request: Request) -> Response:
-    readiness = _readiness(request)
-    await readiness.check()
-    await readiness.check_writable()
+    shares.caller.set(None)  # a probe must not wait for others at its address
+    await _readiness(request).probe()
     is_low = request.app.state.disk.is_low
     return json_response(wire.Ready("ready", "disk" if is_low else None))
 

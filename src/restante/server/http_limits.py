@@ -6,7 +6,6 @@ lines.  Whenever no handler is at work, the client has a limited time to complet
 """
 
 import asyncio
-import json
 import socket
 from contextlib import suppress
 from typing import Any, cast
@@ -16,6 +15,7 @@ from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 from restante.errors import BadRequest, TooManyConnections
 from restante.server.connections import Connections, Place
 from restante.server.lingering import LingeringHttp
+from restante.server.raw_answers import raw_answer
 from restante.server.websocket_limits import BoundedWebSocket
 from restante.workspaces.concurrency import PLACE
 
@@ -37,24 +37,11 @@ _MAX_HELD_BYTES = 1024 * 1024
 _REFUSED_SECONDS = 2.0
 _MAX_BYTES_AFTER_REFUSAL = 1024 * 1024
 
-
-def _answer(status: str, sentence: str, code: str, *headers: str) -> bytes:
-    body = json.dumps({"error": sentence, "code": code}, separators=(",", ":"))
-    lines = [
-        f"HTTP/1.1 {status}",
-        "Content-Type: application/json",
-        "Connection: close",
-        f"Content-Length: {len(body)}",
-        *headers,
-    ]
-    return "\r\n".join([*lines, "", body]).encode()
-
-
-_TOO_LONG = _answer(
+_TOO_LONG = raw_answer(
     "431 Request Header Fields Too Large", "The head of the request is too long.", BadRequest.code
 )
-_MALFORMED = _answer("400 Bad Request", "The request is not valid HTTP.", BadRequest.code)
-_REFUSED = _answer(
+_MALFORMED = raw_answer("400 Bad Request", "The request is not valid HTTP.", BadRequest.code)
+_REFUSED = raw_answer(
     "503 Service Unavailable",
     "The server has too many open connections. Try again in a moment.",
     TooManyConnections.code,

@@ -1,9 +1,9 @@
 """
-Aborts the connections of clients that take nothing of what is sent to them.
+Aborts the connections of clients that take nothing, or almost nothing, of what is sent to them.
 
 This holds for every answer and for WebSockets, and also for the last bytes before a connection is
 closed: closing waits until they are sent.  A slow client is not aborted as long as its side
-acknowledges bytes.
+acknowledges bytes at a minimum rate.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 # `tcpi_bytes_acked` in Linux's `struct tcp_info`.
 _BYTES_ACKED = struct.Struct("120x Q")
 
-# A client that takes less within the timeout is not slow: it keeps a connection from being closed.
-_MIN_BYTES = 1024
+# Slower than any line.  At this rate the largest file takes 14 hours; without a rate, a client can
+# keep its connection for weeks.
+_MIN_BYTES_PER_SECOND = 512
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """How far a connection was when it last made progress."""
+    """How far a connection was when it last had taken enough."""
 
     progress: int
     at: float
@@ -32,6 +33,7 @@ class SendTimeouts:
 
     def __init__(self, seconds: float, *, on_abort: Callable[[], object]) -> None:
         self.seconds = seconds
+        self._min_bytes = seconds * _MIN_BYTES_PER_SECOND
         self._on_abort = on_abort
         self._waiting: dict[asyncio.Transport, _Sent] = {}
 
@@ -46,7 +48,7 @@ class SendTimeouts:
 
     def _seen(self, transport: asyncio.Transport, now: float) -> _Sent:
         progress, before = _progress(transport), self._waiting.get(transport)
-        is_stuck = before is not None and abs(progress - before.progress) < _MIN_BYTES
+        is_stuck = before is not None and abs(progress - before.progress) < self._min_bytes
         return before if before and is_stuck else _Sent(progress, now)
 
 

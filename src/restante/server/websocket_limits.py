@@ -4,7 +4,9 @@ from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from restante.errors import BadRequest
 from restante.server.connections import Connections, Place
+from restante.server.raw_answers import raw_answer
 from restante.workspaces.concurrency import PLACE
 
 MAX_HANDSHAKE_SECONDS = 30.0
@@ -17,11 +19,7 @@ FRAMES_PER_SECOND = 8
 _PIECE = 1024
 _POLICY_VIOLATION = 1008
 
-_NOT_UNDERSTOOD = (
-    b"HTTP/1.1 400 Bad Request\r\n"
-    b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: 68\r\n\r\n"
-    b'{"error":"This is no request for a WebSocket.","code":"bad_request"}'
-)
+_NOT_UNDERSTOOD = raw_answer("400 Bad Request", "This is not a WebSocket request.", BadRequest.code)
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):

@@ -1,6 +1,8 @@
 """Who is calling, and may they act for this workspace."""
 
 import hmac
+from collections import OrderedDict
+from collections.abc import Hashable
 from uuid import UUID
 
 from starlette.requests import HTTPConnection
@@ -8,6 +10,7 @@ from starlette.requests import HTTPConnection
 from restante import wire
 from restante.database.pool import Database
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
+from restante.http.networks import network_of
 from restante.ids import WorkspaceId, as_uuid
 from restante.workspaces import store
 from restante.workspaces.concurrency import ACCOUNT, Account
@@ -16,8 +19,34 @@ from restante.workspaces.rules import Workspace, is_token, token_hash, token_mat
 # Longer ones are not hashed; ours have 43 characters, and the operator chooses the admin's.
 _MAX_TOKEN = 4096
 
+_MAX_RECENT_TOKENS = 4096
+
 _REFUSED = "Send the token of this workspace as `Authorization: Bearer <token>`."
 _REFUSED_ADMIN = "Send the admin token as `Authorization: Bearer <token>`."
+
+
+class RecentTokens:
+    """
+    The workspaces whose tokens were valid a moment ago, a bounded number of them.
+
+    This only says whose share of the database a look-up uses; it authenticates nobody.
+    """
+
+    def __init__(self, limit: int = _MAX_RECENT_TOKENS) -> None:
+        self._limit = limit
+        self._workspaces: OrderedDict[bytes, WorkspaceId] = OrderedDict()
+
+    def note(self, token: str, workspace_id: WorkspaceId) -> None:
+        """The token was just found to be this workspace's."""
+        hashed = token_hash(token)
+        self._workspaces[hashed] = workspace_id
+        self._workspaces.move_to_end(hashed)
+        if len(self._workspaces) > self._limit:
+            self._workspaces.popitem(last=False)
+
+    def workspace_of(self, token: str | None) -> WorkspaceId | None:
+        """The workspace, unless that was long ago; it may have another token now."""
+        return self._workspaces.get(token_hash(token)) if token and is_token(token) else None
 
 
 class Access:
@@ -26,18 +55,25 @@ class Access:
     def __init__(self, db: Database, *, admin_token: str) -> None:
         self._db = db
         self._admin_token = admin_token.encode()
+        self.recent_tokens = RecentTokens()
 
     def is_admin(self, token: str | None) -> bool:
         """Whether the token is the operator's, compared in constant time."""
         given = (token or "").encode("utf-8", "surrogateescape")
         return bool(given) and hmac.compare_digest(self._admin_token, given)
 
-    def caller(self, request: HTTPConnection) -> str | None:
-        """Whose share of the database a request uses; the operator's has no limit."""
+    def caller(self, request: HTTPConnection) -> Hashable | None:
+        """
+        Whose share of the database the look-up of a token uses; the operator's has no limit.
+
+        Anyone can make up tokens.  So all that were not valid recently use the share of the
+        client's network.  Those that were do not wait for them, even behind the same proxy.
+        """
         token = bearer(request)
         if self.is_admin(token):
             return None
-        return token or (request.client.host if request.client else "")
+        known = self.recent_tokens.workspace_of(token)
+        return known or network_of(request.client.host if request.client else "")
 
     async def find(self, workspace_id: WorkspaceId) -> Workspace | None:
         """The workspace, unless it was removed."""
@@ -50,14 +86,20 @@ class Access:
         if token is None or not is_token(token):
             return None
         found = await self.find(workspace_id)
-        return found if found and token_matches(found, token) else None
+        if found is None or not token_matches(found, token):
+            return None
+        self.recent_tokens.note(token, found.id)
+        return found
 
     async def find_by_token(self, token: str) -> Workspace | None:
         """The workspace that this token belongs to."""
         if not is_token(token):
             return None
         async with self._db.connection() as connection:
-            return await store.by_token(connection, token_hash(token))
+            found = await store.by_token(connection, token_hash(token))
+        if found is not None:
+            self.recent_tokens.note(token, found.id)
+        return found
 
 
 def access(request: HTTPConnection) -> Access:

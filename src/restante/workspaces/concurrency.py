@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from restante.database import shares
 from restante.errors import TooManyAtOnce
 from restante.ids import WorkspaceId
 
@@ -75,10 +76,14 @@ class Account:
         if self._charged is None:
             self._concurrency.enter(workspace_id)
             self._charged = workspace_id
-        self.trust()
+        self._authenticated_as(workspace_id)
 
     def trust(self) -> None:
-        """The request is authenticated; the operator's requests are charged to nobody."""
+        """The operator is calling; these requests are charged to nobody."""
+        self._authenticated_as(None)
+
+    def _authenticated_as(self, caller: WorkspaceId | None) -> None:
+        shares.caller.set(caller)
         if self._place:
             self._place.authenticated()
 
