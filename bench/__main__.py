@@ -5,12 +5,13 @@ import sys
 
 import uvloop
 
-from bench import connect, delivery, polls, sweeping
+from bench import connect, delivery, neighbours, polls, sweeping
 from bench.server import running
 
 MEASUREMENTS = {
     "connect": connect.measure,
     "delivery": delivery.measure,
+    "neighbours": neighbours.measure,
     "polls": polls.measure,
     "sweeping": sweeping.measure,
 }

@@ -19,7 +19,7 @@ import msgspec
 
 import restante
 from restante.server import logs, wiring
-from restante.server.listener import HttpServer, address_of, listen
+from restante.server.listener import address_of, listen
 from restante.settings import Settings
 
 AIM_FUNCTIONS, AIM_FILES = 50, 14
@@ -64,9 +64,10 @@ def _is_ours(code: CodeType) -> bool:
 async def traced_upload(data_dir: Path, size: int) -> Trace:
     """Send a file twice to a new workspace, and trace the second time."""
     logs.configure("json", "error")
-    async with wiring.application(Settings(data_dir=str(data_dir))) as (app, _):
+    settings = Settings(data_dir=str(data_dir))
+    async with wiring.application(settings) as (app, _):
         ready = asyncio.Event()
-        http = HttpServer(app, grace_seconds=1, on_ready=ready.set)
+        http = wiring.http_server(settings, app, on_ready=ready.set)
         with listen("127.0.0.1", 0) as listening:
             serving = asyncio.create_task(http.serve(sockets=[listening]))
             await ready.wait()
@@ -86,7 +87,8 @@ async def traced_upload(data_dir: Path, size: int) -> Trace:
 def _register(url: str) -> tuple[UUID, str]:
     workspace = uuid4()
     body = {"id": workspace, "delivery_mode": "poll", "agent_card": {"name": "bench"}}
-    request = urllib.request.Request(f"{url}/registry/register", msgspec.json.encode(body))
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/registry/register", msgspec.json.encode(body), headers)
     with urllib.request.urlopen(request) as answer:
         return workspace, msgspec.json.decode(answer.read())["auth_token"]
 

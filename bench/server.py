@@ -7,11 +7,12 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -47,11 +48,13 @@ class Running:
     dsn: str
     admin_token: str
 
-    def register(self) -> Workspace:
+    def register(self, **given: Any) -> Workspace:
         workspace_id = uuid4()
         body = {"id": workspace_id, "delivery_mode": "poll", "agent_card": {"name": "bench"}}
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/registry/register", msgspec.json.encode(body)
+            f"http://127.0.0.1:{self.port}/registry/register",
+            msgspec.json.encode(body | given),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request) as answer:
             return Workspace(workspace_id, msgspec.json.decode(answer.read())["auth_token"])
@@ -67,27 +70,38 @@ class Running:
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
 
+# `BENCH_PYTHON` is the interpreter of another installation, to compare two releases.
+PYTHON = os.environ.get("BENCH_PYTHON") or sys.executable
+
+# The benchmarks trigger their own sweeps, and do not measure the speed of the log.
+STEADY = {"RESTANTE_SWEEP_INTERVAL_SECONDS": "86400", "RESTANTE_LOG_LEVEL": "warning"}
+
+
 @contextmanager
-def running(**settings: str) -> Iterator[Running]:
+def running(settings: Mapping[str, str] = STEADY) -> Iterator[Running]:
     """Run a server on a temporary data directory."""
     with tempfile.TemporaryDirectory(prefix="restante-bench-") as parent:
         Path(parent).chmod(0o711)
         directory = Path(parent) / "data"
-        program = [Path(sys.executable).with_name("restante"), "serve", "--port", "0"]
-        process = subprocess.Popen(
-            [*program, "--data-dir", str(directory), "--log-level", "warning"],
-            # The benchmarks trigger their own sweeps.
-            env=os.environ | {"RESTANTE_SWEEP_INTERVAL_SECONDS": "86400"} | settings,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        with (Path(parent) / "log").open("w") as log:
+            process = subprocess.Popen(
+                [PYTHON, "-m", "restante", "serve", "--port", "0", "--data-dir", str(directory)],
+                env=os.environ | settings,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         try:
             assert process.stdout is not None
             address = process.stdout.readline().removeprefix(READY).strip()
+            assert address, Path(log.name).read_text()
             dsn = running_dsn(DataDirectory.open(directory))
             assert dsn is not None
             token = (directory / "admin-token").read_text().strip()
             yield Running(int(address.rpartition(":")[2]), process.pid, dsn, token)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(20)
+            try:
+                process.wait(20)
+            finally:
+                process.kill()  # an attack may have left it deaf

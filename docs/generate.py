@@ -72,6 +72,24 @@ ADVICE = {
         "Callers may retry.",
         "Retry.",
     ),
+    "database_read_only": Advice(
+        "Wait for the failover to end, or point `RESTANTE_DATABASE_URL` to the primary. The server "
+        "recovers by itself. Callers may retry.",
+        "Retry after `Retry-After`. Nothing was stored.",
+    ),
+    "database_forbidden": Advice(
+        "Grant the right that the sentence names, or make the role the owner of the schema "
+        "`restante`.",
+        "Tell the operator. Nothing was stored.",
+    ),
+    "pooler_unusable": Advice(
+        "Use session mode (`pool_mode = session` in PgBouncer), or connect without the pooler."
+    ),
+    "outcome_unknown": Advice(
+        "Check the database and the network to it. Callers may retry.",
+        "Repeat the request with the same `Idempotency-Key`: what was stored is not stored twice. "
+        "Without a key, look first whether it was done.",
+    ),
     "statement_timed_out": Advice("Look for locks and load. Callers may retry.", "Retry."),
     "table_busy": Advice(
         "Callers may retry, and a background pass (`pass_failed` with this code in the log) "
@@ -81,6 +99,10 @@ ADVICE = {
     "database_full": Advice(
         "Free disk space. Nothing of the request was stored.",
         "Tell the operator; retry later. Nothing was stored.",
+    ),
+    "disk_low": Advice(
+        "See [A full disk](#a-full-disk). Files that wait can still be fetched and acknowledged.",
+        "Wait for `Retry-After`. Nothing was stored.",
     ),
     "not_ready": Advice(
         "`/ready` and the operator's commands report it; the sentence has the reason.",
@@ -101,6 +123,15 @@ ADVICE = {
     "not_authenticated": Advice(
         "The caller must send the workspace's token as `Authorization: Bearer`.",
         "Send the right token; if it was right before, it was replaced or revoked.",
+    ),
+    "origin_refused": Advice(
+        "If it was a program of yours, let it call `http://127.0.0.1` and the port, or send a "
+        "token that may register. If not, a web page tried to register.",
+        "Call the server by a loopback address, or send a token that may register.",
+    ),
+    "not_json": Advice(
+        "Nothing; the caller must say that its body is JSON.",
+        "Send `Content-Type: application/json`, or a token.",
     ),
     "workspace_unknown": Advice("Register it.", "Check the id, or register it."),
     "workspace_has_no_callback": Advice(
@@ -168,6 +199,11 @@ ADVICE = {
     ),
     "too_many_messages": Advice(
         "The caller must slow down and retry later.", "Wait for `Retry-After`."
+    ),
+    "too_many_connections": Advice(
+        "See `molecule_connections_refused_total` for which limit it was. Find out who opens so "
+        "many, or raise `RESTANTE_MAX_CONNECTIONS` or `RESTANTE_MAX_CONNECTIONS_PER_ADDRESS`.",
+        "Wait for `Retry-After`, and reuse connections.",
     ),
     "too_many_at_once": Advice(
         "The caller must wait for its other requests to end.", "Let other requests end first."

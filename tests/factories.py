@@ -12,7 +12,8 @@ from uuid import UUID, uuid4
 
 from waiting import until
 
-from restante.database.pool import Connection, Database, Listener
+from restante.database.listener import Listener
+from restante.database.pool import Connection, Database
 from restante.database.spans import floor
 from restante.delivery import stage, store
 from restante.delivery.blobs.postgres import PostgresBlobs
@@ -29,6 +30,7 @@ from restante.delivery.rules import (
 from restante.delivery.store import Answer, Batch, Reservation
 from restante.delivery.subject import DueUploads
 from restante.feed.rules import UNLIMITED, NewActivity, WriteLimits
+from restante.feed.store import Extent
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
 from restante.workspaces import store as workspaces
@@ -111,6 +113,11 @@ def make_reservation(workspace_id: WorkspaceId, size: int = 100, **other: Any) -
 def make_message(text: str = "hello") -> NewActivity:
     """A row that is no file."""
     return NewActivity("message/send", text, b"{}")
+
+
+def rows_after(seq: int, *, limit: int = 500) -> Extent:
+    """The extent of all rows after a seq."""
+    return Extent(seq, 2**62, limit)
 
 
 @dataclass(frozen=True, slots=True)

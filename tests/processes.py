@@ -1,7 +1,9 @@
 """Runs `restante serve` and other commands as real processes."""
 
+import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from restante.postgres import DataDirectory, placement, running_dsn
 
@@ -290,3 +292,21 @@ class Server:
                 return error.code, error.read()
         except OSError:
             return 0, b""
+
+
+def peak_kib(pid: int) -> int:
+    """The peak of the resident memory of the process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
+
+
+def registered_at(server: Server) -> tuple[str, str]:
+    """Register a workspace at a server process; returns its id and its token."""
+    workspace_id = str(uuid4())
+    body = {"id": workspace_id, "delivery_mode": "poll", "agent_card": {"name": "x"}}
+    headers = {"Authorization": f"Bearer {server.admin_token}"}
+    request = Request(
+        server.address + "/registry/register", json.dumps(body).encode(), headers=headers
+    )
+    with urlopen(request, timeout=10) as answer:
+        return workspace_id, json.load(answer)["auth_token"]

@@ -52,7 +52,7 @@ async def running_site(settings: Settings) -> AsyncIterator[Site]:
     """Serve on a free loopback port; at the end nothing of it is left."""
     async with wiring.application(settings) as (app, _):
         ready = asyncio.Event()
-        http = HttpServer(app, grace_seconds=_GRACE_SECONDS, on_ready=ready.set)
+        http = wiring.http_server(settings, app, on_ready=ready.set)
         with listen("127.0.0.1", 0) as listening:
             serving = asyncio.create_task(http.serve(sockets=[listening]))
             await ready.wait()

@@ -9,6 +9,8 @@ A failure names its seed, and `SOAK_SEED=<seed> SOAK_RUNS=1` begins with that ru
         for run in soak.runs():
             with run as chance:
                 ... chance.random() ...
+
+A test that runs for a time instead takes `one_run()` and `seconds()`; `SOAK_SECONDS` sets the time.
 """
 
 import os
@@ -40,7 +42,28 @@ class Run:
 def runs(short: int = SHORT) -> Iterator[Run]:
     """As many runs as `SOAK_RUNS` says, `short` if it is not set."""
     count = int(os.environ.get("SOAK_RUNS") or short)
-    first = int(os.environ.get("SOAK_SEED") or secrets.randbelow(2**31))
+    first = _first_seed()
     for number in range(count):
         print(f"run {number + 1} of {count}, seed {first + number}", flush=True)
         yield Run(first + number)
+
+
+def one_run() -> Run:
+    """A single run, whatever `SOAK_RUNS` says."""
+    run = Run(_first_seed())
+    print(f"seed {run.seed}", flush=True)
+    return run
+
+
+def seconds(short: float, long: float) -> float:
+    """The time in `make test`, and in `make soak` unless `SOAK_SECONDS` sets another."""
+    return float(os.environ.get("SOAK_SECONDS") or (long if is_long() else short))
+
+
+def is_long() -> bool:
+    """Whether this is `make soak`."""
+    return bool(os.environ.get("SOAK_RUNS"))
+
+
+def _first_seed() -> int:
+    return int(os.environ.get("SOAK_SEED") or secrets.randbelow(2**31))

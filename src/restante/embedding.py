@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from restante.database import migrate
-from restante.database.pool import Database, Listener
+from restante.database.listener import Listener
+from restante.database.pool import Database
 from restante.database.rules import Phase
 from restante.delivery.blobs import Blobs
 from restante.delivery.receive import Receiver
@@ -62,13 +63,9 @@ async def opened(dsn: str, **given: Any) -> AsyncIterator[Restante]:
         await Readiness(db, migrate.shipped()).check()
         settings = await wiring.with_saved_retention(settings, db, given=given)
         async with wiring.notifying(Wakeups(db, Listener(dsn))) as wakeups:
-            receiver, subjects = (
-                wiring.receiver_of(settings, db, wakeups),
-                wiring.subjects_of(settings),
-            )
-            registry = Registry(
-                db, Access(db, admin_token=""), registration_token=None, is_open=True
-            )
-            yield Restante(
-                db, receiver.blobs, receiver, registry, wiring.sweep_of(db, subjects), subjects
-            )
+            disk = await wiring.disk_of(settings, db)
+            receiver = wiring.receiver_of(settings, db, wakeups, disk)
+            access, subjects = Access(db, admin_token=""), wiring.subjects_of(settings)
+            registry = Registry(db, access, registration_token=None, is_open=True, disk=disk)
+            sweep = wiring.sweep_of(db, subjects, disk)
+            yield Restante(db, receiver.blobs, receiver, registry, sweep, subjects)

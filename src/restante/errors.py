@@ -58,6 +58,30 @@ class DatabaseUnavailable(RestanteError):
     code = "database_unavailable"
 
 
+class DatabaseReadOnly(RestanteError):
+    """The database accepts no writes now: a standby, a failover, or set read-only."""
+
+    code = "database_read_only"
+
+
+class DatabaseForbidden(RestanteError):
+    """The database role lacks a right that Restante needs."""
+
+    code = "database_forbidden"
+
+
+class PoolerUnusable(RestanteError):
+    """A connection pooler in front of the database does not keep sessions apart."""
+
+    code = "pooler_unusable"
+
+
+class OutcomeUnknown(RestanteError):
+    """The database did not confirm a commit, and whether it was made could not be found out."""
+
+    code = "outcome_unknown"
+
+
 class DatabaseTooOld(RestanteError):
     """The database server is older than Postgres 15."""
 
@@ -89,7 +113,7 @@ class MigrationFailed(RestanteError):
 
 
 class NotReady(RestanteError):
-    """The database does not answer, or a migration has not run yet."""
+    """The database does not answer, accepts no writes, or a migration has not run yet."""
 
     code = "not_ready"
 
@@ -98,6 +122,12 @@ class DatabaseFull(RestanteError):
     """Postgres could not write because its disk is full."""
 
     code = "database_full"
+
+
+class DiskLow(RestanteError):
+    """The database's disk is almost full, so nothing new is stored."""
+
+    code = "disk_low"
 
 
 class BadRequest(RestanteError):
@@ -110,6 +140,18 @@ class NotAuthenticated(RestanteError):
     """The token is missing or does not grant access."""
 
     code = "not_authenticated"
+
+
+class OriginRefused(RestanteError):
+    """Registration without a token is open to programs on this machine, not to web pages."""
+
+    code = "origin_refused"
+
+
+class NotJson(RestanteError):
+    """The Content-Type is not `application/json`, where a web page could have sent the request."""
+
+    code = "not_json"
 
 
 class WorkspaceUnknown(RestanteError):
@@ -189,6 +231,12 @@ class ServerFull(RestanteError):
     code = "server_full"
 
 
+class TooManyConnections(RestanteError):
+    """The server, or the caller's address, has reached its limit of open connections."""
+
+    code = "too_many_connections"
+
+
 class TooMuchWritten(RestanteError):
     """As much was written for the workspace this hour as is allowed; aborted uploads count."""
 
@@ -202,7 +250,7 @@ class FeedFull(RestanteError):
 
 
 class TooManyAtOnce(RestanteError):
-    """The workspace has reached its limit of concurrent requests of this kind."""
+    """The workspace has reached its limit of concurrent requests, or of those of this kind."""
 
     code = "too_many_at_once"
 

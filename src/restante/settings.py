@@ -72,6 +72,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     statement_timeout_seconds: Annotated[
         float, Meta(gt=0, le=3600, description="Maximum time for one SQL statement.")
     ] = 30.0
+    max_connections: Annotated[
+        int, Meta(ge=16, le=1_000_000, description="Maximum open connections of this process.")
+    ] = 10_000
+    max_connections_per_address: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Maximum open connections from one address on which no authenticated "
+            "request runs; 0: no limit.",
+        ),
+    ] = 1000
+    max_requests_per_workspace: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Maximum requests of one workspace at once, waiting polls, event streams "
+            "and WebSockets included.",
+        ),
+    ] = 256
+    send_timeout_seconds: Annotated[
+        float,
+        Meta(gt=0, le=3600, description="A client that takes no byte for so long is cut off."),
+    ] = 30.0
     shutdown_grace_seconds: Annotated[
         float, Meta(ge=0, le=300, description="How long open requests may continue after SIGTERM.")
     ] = 2.0
@@ -129,6 +152,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "this speed.",
         ),
     ] = 16_384
+    json_idle_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="Longest pause in the middle of a JSON body.")
+    ] = 10.0
+    json_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="Maximum time for a JSON body to arrive.")
+    ] = 30.0
     upload_idle_seconds: Annotated[
         float, Meta(gt=0, le=3600, description="How long an upload may stand still.")
     ] = 20.0
@@ -168,6 +197,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "yet included. Default: twice server_max_bytes, at least 256 MiB."
         ),
     ] = None
+    disk_reserve_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="Nothing new is stored when less than this is free on the database's disk. "
+            "Default: 5 % of the disk, at most 1 GiB."
+        ),
+    ] = None
+    ballast_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Space beside the embedded Postgres that is given up when its disk is "
+            "full, so that it can be emptied; 0 keeps none.",
+        ),
+    ] = 67_108_864
     messages_per_minute: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Messages per minute from one workspace.")
     ] = 6000

@@ -7,7 +7,7 @@ def printable(text: str, *, max_length: int | None = None) -> str:
 
     A text longer than `max_length` is cut there and ends with an ellipsis.
     """
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    if max_length is None or len(shown) <= max_length:
-        return shown
-    return shown[:max_length] + "…"
+    shown = "".join(
+        character if character.isprintable() else " " for character in text[:max_length]
+    )
+    return shown if len(shown) == len(text) else shown + "…"

@@ -112,13 +112,14 @@ def test_migrate_is_idempotent(server: Server):
     assert second == (0, "Nothing to do.\n", "")
 
 
-def test_a_closed_pipe_is_no_traceback(stopped: Server):
-    """As in `restante migrate --status | head -0`."""
+@pytest.mark.parametrize("words", [("migrate", "--status"), ("status",)], ids=" ".join)
+def test_a_closed_pipe_is_exit_code_141_and_no_traceback(stopped: Server, words: tuple[str, ...]):
+    """As in `restante status | true`: plain lines and tables alike."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
         done = subprocess.run(
-            [RESTANTE, "migrate", "--status", "--data-dir", stopped.data_dir],
+            [RESTANTE, *words, "--data-dir", stopped.data_dir],
             env=clean_environment(),
             stdout=pipe,
             stderr=subprocess.PIPE,
@@ -126,7 +127,7 @@ def test_a_closed_pipe_is_no_traceback(stopped: Server):
             check=False,
         )
 
-    assert done.returncode != 0
+    assert done.returncode == 141
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
 

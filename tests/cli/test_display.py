@@ -36,6 +36,9 @@ def test_a_pipe_gets_plain_lines_that_are_not_wrapped():
         display.failed("b.txt", FileCorrupt("It is damaged."))
         display.gone(FILE)
         display.missed(3)
+        display.skipped(4)
+        display.restored(5)
+        display.again(FILE)
         display.summary()
 
     assert seen_in(show).splitlines() == [
@@ -43,6 +46,18 @@ def test_a_pipe_gets_plain_lines_that_are_not_wrapped():
         "not taken: b.txt: It is damaged.",
         "gone: a.txt, it expired or was received before",
         "3 feed rows were deleted before they were read.",
+        (
+            "4 feed rows were skipped: this workspace has acknowledged them before. "
+            "The folder's own mark is older; it may be from a backup."
+        ),
+        (
+            "The server's feed is older than this folder; it was restored from a backup. "
+            "Continuing after the last acknowledged row: up to 5 rows come again."
+        ),
+        (
+            "again: a.txt was received before and is pending again: it was reopened, or the server "
+            "was restored from a backup"
+        ),
         "1 files received, 2.0 KiB.",
     ]
 

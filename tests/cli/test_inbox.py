@@ -10,10 +10,12 @@ from typing import Any, Self
 from uuid import UUID
 
 import pytest
+from attacks import MIB
 from callers import ADMIN_TOKEN, Caller, Part, registered
 from impostors import http, impostor, one_after_another
 from processes import RESTANTE, Outcome, clean_environment, restante
 from sites import Site
+from watchers import append
 
 from restante.client import Credentials
 from restante.client.folder import Folder
@@ -96,6 +98,15 @@ async def test_the_newest_rows_are_shown_and_nothing_changes(caller: Caller):
     assert [line.split()[0] for line in lines] == ["4", "5"]
     assert (await caller.read_feed()).headers["X-Restante-Acked-Seq"] == "0"
     assert len((await caller.waiting()).json["uploads"]) == 5
+
+
+async def test_rows_that_do_not_fit_on_one_page_are_shown_too(caller: Caller):
+    for _ in range(7):
+        await append(caller, "large", b'"%b"' % (b"x" * (MIB - 2)))
+
+    lines = lines_of(await inbox(caller.site.url, caller.id, "--limit", 6, "--json"))
+
+    assert [json.loads(line)["seq"] for line in lines] == [2, 3, 4, 5, 6, 7]
 
 
 async def test_an_empty_feed_prints_nothing(caller: Caller):
@@ -232,3 +243,25 @@ async def test_follow_continues_after_an_outage_and_a_trim(caller: Caller):
     assert code == 130
     assert "was lost" in complained
     assert "It was trimmed." in complained
+
+
+async def test_follow_shows_the_newest_rows_of_a_restored_feed_again(caller: Caller):
+    """Its end is before the last row shown; rows that are shown twice are announced."""
+    await caller.message(message("first"), to=caller)
+    (row,) = await caller.feed()
+    gone = {"error": "Outside.", "code": "cursor_gone", "lowest_seq": 1, "latest_seq": 50}
+    answers = [
+        http(200, [row | {"seq": 90}], X_Restante_Latest_Seq="90"),
+        http(410, gone),
+        http(200, [row | {"seq": 50}]),
+        http(200, []),
+    ]
+
+    async with impostor(one_after_another(*answers)) as liar:
+        with Follower(liar.url, NOBODY, "--limit", "2") as follower:
+            shown = [await follower.line(), await follower.line()]
+            _, complained = await follower.interrupted()
+
+    assert [line.split()[0] for line in shown] == ["90", "50"]
+    assert "restored from a backup; its newest rows are shown again" in complained
+    assert [asked.query.get("since_seq") for asked in liar.asked[:3]] == [None, None, "48"]

@@ -8,10 +8,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from callers import ADMIN_TOKEN, Caller, registered
+from callers import ADMIN_TOKEN, Caller, ask, bearer, registered
 from hypothesis import given, strategies as st
-from impostors import Asked, http, impostor, relay
+from impostors import Asked, http, impostor, one_after_another, relay
+from listeners import Request
 from processes import Outcome, on_a_terminal, restante
+from proxies import CALM, Fault, Proxy
 from sites import Site
 
 from restante.cli.send import batches
@@ -130,6 +132,45 @@ async def test_ttl_seconds_sets_when_the_files_expire(caller: Caller, letter: Pa
     assert timedelta(seconds=89) < ends - made < timedelta(seconds=91)
 
 
+# Lost answers
+
+
+async def test_a_lost_answer_is_retried_with_the_same_key_and_stored_once(
+    caller: Caller, letter: Path
+):
+    """Each batch is a request of its own, and has a key of its own."""
+    lost = list[str]()
+
+    def loses_the_first_answers(request: Request) -> Fault:
+        key = request.headers.get("idempotency-key", "")
+        if request.path.endswith("/chat/uploads") and lost.count(key) < 2:
+            lost.append(key)
+            return Fault(is_unanswered=True)
+        return CALM
+
+    port = int(caller.site.url.rpartition(":")[2])
+    many = [letter] * (MAX_FILES_PER_REQUEST + 1)
+    with Proxy(port) as proxy:
+        proxy.weather = loses_the_first_answers
+        done = await send(proxy.address, caller.id, *many)
+
+    assert done.code == 0, done
+    assert len(await waiting(caller)) == len(many)
+    first, again, second, second_again = lost
+    assert first == again != second == second_again
+
+
+async def test_an_unknown_outcome_is_retried_with_the_same_key(letter: Path):
+    unknown = http(503, {"error": "It may be stored.", "code": "outcome_unknown"})
+    accepted = http(200, {"files": []})
+
+    async with impostor(one_after_another(unknown, accepted)) as other:
+        assert (await send(other.url, NOBODY, letter)).code == 0
+
+    first, second = (asked.headers["Idempotency-Key"] for asked in other.asked)
+    assert first == second
+
+
 # The recipient
 
 
@@ -140,6 +181,28 @@ async def test_the_admin_can_use_a_name(shared_site: Site, letter: Path):
 
     assert done.code == 0
     assert await waiting(named) == ["a_letter.txt"]
+
+
+async def test_of_workspaces_with_one_name_the_last_seen_comes_first(
+    shared_site: Site, letter: Path
+):
+    """Anybody may register a name again; `send` never guesses, and shows what tells them apart."""
+    impostors = [await registered(shared_site, agent_card={"name": "popular"}) for _ in range(11)]
+    online = impostors[4]
+    sent = {"workspace_id": online.id, "active_tasks": 0}
+    beat = await ask(
+        shared_site, "POST", "/registry/heartbeat", json=sent, headers=bearer(online.token)
+    )
+    assert beat.status == 200
+
+    said = error_of(await send(shared_site.url, "popular", letter))
+
+    assert re.search(
+        rf"Use the id: {online.id}, last seen \d{{4}}-[^;]*, registered \d{{4}}-", said
+    )
+    assert said.endswith("; and 1 more.\n")
+    assert (await send(shared_site.url, online.id, letter)).code == 0
+    assert await waiting(online) == ["a_letter.txt"]
 
 
 async def test_an_unknown_or_ambiguous_recipient_is_refused(shared_site: Site, letter: Path):
@@ -154,6 +217,7 @@ async def test_an_unknown_or_ambiguous_recipient_is_refused(shared_site: Site, l
 
     assert "no workspace with the id or name nobody" in error_of(unknown)
     assert all(twin.id in error_of(ambiguous) for twin in twins)
+    assert "2 workspaces are named twin. Use the id: " in error_of(ambiguous)
     assert "only the admin can look one up" in error_of(forbidden)
     assert "There is no such workspace" in error_of(nobody)
     assert [await waiting(twin) for twin in twins] == [[], []]

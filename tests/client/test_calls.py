@@ -26,7 +26,7 @@ ALL_CALLS: dict[str, Call[Any]] = {
     "heartbeat": calls.heartbeat(WORKSPACE, 2, "reading"),
     "workspaces": calls.workspaces(None),
     "feed": calls.feed(WORKSPACE, None, limit=7),
-    "acknowledge_feed": calls.acknowledge_feed(WORKSPACE, 9),
+    "acknowledge_feed": calls.acknowledge_feed(WORKSPACE, Cursor(9)),
     "send_message": calls.send_message(WORKSPACE, MESSAGE),
     "pending": calls.pending(WORKSPACE),
     "content": calls.content(WORKSPACE, FILE, 0),
@@ -292,3 +292,26 @@ def test_a_page_of_junk_is_refused(rows: list[Any]):
             ALL_CALLS["feed"].read(replied(rows))
     else:
         assert not ALL_CALLS["feed"].read(replied(rows)).rows
+
+
+def test_a_message_gets_an_id_of_its_own_unless_it_has_one():
+    """A receiver can tell a message that was sent twice from two messages."""
+    bare: dict[str, Any] = {"method": "message/send", "params": {"message": {"parts": []}, "x": 1}}
+    own = {"method": "message/send", "params": {"message": {"messageId": "mine", "parts": []}}}
+
+    first, second, kept = (
+        msgspec.json.decode(calls.send_message(WORKSPACE, body).body or b"")
+        for body in (bare, bare, own)
+    )
+
+    assert first["params"]["message"]["messageId"] != second["params"]["message"]["messageId"]
+    assert first["params"]["x"] == 1
+    assert kept == own
+    assert "messageId" not in bare["params"]["message"]
+
+
+@pytest.mark.parametrize("params", [None, [], "x", {}, {"message": "text"}, {"message": None}])
+def test_a_body_without_a_message_object_is_sent_as_it_is(params: Any):
+    body = {"method": "x", "params": params}
+
+    assert msgspec.json.decode(calls.send_message(WORKSPACE, body).body or b"") == body

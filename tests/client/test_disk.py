@@ -216,6 +216,42 @@ def test_no_directory_below_the_folder_may_be_a_link(root: Path, outside: Path, 
     assert [path.name for path in outside.iterdir()] == ["precious"]
 
 
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+def test_the_progress_is_not_kept_behind_a_link(root: Path, outside: Path, suffix: str):
+    """A planted link would let a database be created, or be written to, anywhere."""
+    Folder.open(root).close()
+    progress = root / HOME / OURS / ("progress.sqlite" + suffix)
+    progress.unlink(missing_ok=True)
+    progress.symlink_to(outside / "new")
+
+    with pytest.raises(FolderUnusable, match=f"{progress.name} is not a regular file"):
+        Folder.open(root)
+
+    assert not (outside / "new").exists()
+
+
+def test_nobody_else_can_write_beside_the_credentials(root: Path):
+    """Else a link could be planted after the check."""
+    Folder.open(root).close()
+    (root / HOME / OURS).chmod(0o777)
+
+    Folder.open(root).close()
+
+    assert mode_of(root / HOME / OURS) == 0o700
+
+
+@pytest.mark.parametrize("linked", [HOME, f"{HOME}/{OURS}", f"{HOME}/{OURS}/credentials.json"])
+def test_credentials_behind_a_link_are_not_used(root: Path, outside: Path, linked: str):
+    """They would send this folder's files to a server that somebody else chose."""
+    with Folder.open(root) as folder:
+        folder.keep(Credentials("http://127.0.0.1:8080", WorkspaceId(uuid4()), "t"))
+    (root / linked).rename(outside / "planted")
+    (root / linked).symlink_to(outside / "planted")
+
+    with pytest.raises(FolderUnusable):
+        kept_credentials(root)
+
+
 def test_the_folder_itself_may_be_a_link(tmp_path: Path, root: Path):
     """Its owner chose it."""
     root.mkdir()

@@ -1,6 +1,7 @@
 """Feeds that were trimmed or reset, servers that lie, and networks that fail."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from impostors import Answering, Asked, Impostor, Said, http, impostor
 from sites import Site
 from sweeps import make_old_feed
 
-from restante.client import AsyncClient, Cursor, Inbox
+from restante.client import AsyncClient, Cursor, Gaps, Inbox
 from restante.errors import AnswerInvalid, NotAuthenticated
 from restante.ids import ActivityId
 
@@ -103,6 +104,72 @@ async def test_a_feed_that_was_restored_is_read_from_the_start(
     assert inbox.missed == 0
     assert inbox.cursor is not None
     assert inbox.cursor.seq == 2
+
+
+async def rewind(connection: Any, to: int) -> None:
+    """Rewind the feed, as the restore of a backup does."""
+    await connection.execute("delete from feed where seq > $1", to)
+    await connection.execute("update feeds set last_seq = $1, acked_seq = least(acked_seq, $1)", to)
+
+
+async def test_a_restored_feed_continues_after_the_acknowledged_row(
+    client: AsyncClient, caller: Caller, connections: Any
+):
+    """Rows that were handled before the backup do not come again, and new ones are not skipped."""
+    await caller.staged(*[Part()] * 3)
+    await client.acknowledge_feed(2)
+    await caller.staged(*[Part()] * 2)
+    newest = (await caller.feed())[0]
+    await rewind(await connections(), 3)
+    await caller.staged()
+    inbox = client.inbox(Cursor(5, ActivityId(UUID(newest["id"]))), once=True)
+
+    assert await all_of(inbox) == [3, 4]
+    assert inbox.gaps == Gaps(restores=1, repeated=2)
+
+
+async def test_a_restored_feed_that_grew_past_the_cursor_is_noticed(
+    client: AsyncClient, caller: Caller, connections: Any
+):
+    """Other rows have the seqs that the reader knows; its unsent mark must not count for them."""
+    await caller.staged(*[Part()] * 2)
+    before = client.inbox(once=True)
+    for item in await before.page():
+        before.consumed(item)
+    await rewind(await connections(), 1)
+    await caller.staged(*[Part()] * 3)
+    await before.mark()
+
+    inbox = client.inbox(before.cursor, once=True)
+
+    assert await all_of(inbox) == [1, 2, 3, 4]
+    assert inbox.gaps == Gaps(restores=1, repeated=2)
+
+
+@pytest.mark.parametrize(
+    ("skip_acked", "read", "gaps"),
+    [(True, [5], Gaps(skipped=3)), (False, [2, 3, 4, 5], Gaps(repeated=3))],
+)
+async def test_a_cursor_from_a_backup_is_counted(
+    client: AsyncClient, caller: Caller, skip_acked: bool, read: list[int], gaps: Gaps
+):
+    """A reader's own state was restored: it has acknowledged more rows than it remembers."""
+    await caller.staged(*[Part()] * 5)
+    await client.acknowledge_feed(4)
+    inbox = client.inbox(Cursor(1), once=True, skip_acked=skip_acked)
+
+    assert await all_of(inbox) == read
+    assert inbox.gaps == gaps
+
+
+async def test_rows_that_were_acknowledged_and_then_deleted_are_not_missed(
+    client: AsyncClient, ids: list[ActivityId]
+):
+    await client.acknowledge_feed(4)
+    inbox = client.inbox(Cursor(1, ids[0]), once=True, skip_acked=True)
+
+    assert await all_of(inbox) == [5]
+    assert inbox.gaps == Gaps(skipped=1)
 
 
 async def test_an_unknown_row_id_restarts_the_feed(client: AsyncClient, caller: Caller):
@@ -250,7 +317,7 @@ async def test_an_inbox_retries_after_every_kind_of_failure():
         inbox = client.inbox(once=True)
         assert await all_of(inbox) == [1, 2]
 
-    assert other.asked[-1].body == b'{"acked_seq":2}'
+    assert json.loads(other.asked[-1].body) == {"acked_seq": 2, "acked_id": str(UUID(int=2))}
     assert failures == {"GET": -2, "POST": -1}
 
 

@@ -7,11 +7,17 @@ from typing import Any
 
 import asyncpg
 import pytest
+from links import Link
 from waiting import until
 
 from restante.database import locks
 from restante.database.pool import SEARCH_PATH, Database, Tx, dedicated
-from restante.errors import CodeTooOld, DatabaseUnavailable, StatementTimedOut
+from restante.errors import (
+    CodeTooOld,
+    DatabaseReadOnly,
+    DatabaseUnavailable,
+    StatementTimedOut,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -222,7 +228,7 @@ async def test_a_cancelled_transaction_is_rolled_back_and_its_connection_is_rele
 
 
 async def test_a_read_only_transaction_cannot_write(db: Database):
-    with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+    with pytest.raises(DatabaseReadOnly):
         async with db.transaction(readonly=True) as tx:
             await tx.execute("create table letters (id int)")
 
@@ -348,3 +354,28 @@ async def test_the_lock_is_released_when_the_work_fails(connections: Callable[[]
 
     async with locks.held(second, "letters", wait_seconds=0.1):
         pass
+
+
+async def test_a_silent_connection_costs_one_request(dsn: str):
+    """The others are as silent: they are replaced before anyone waits for them."""
+    async with Link(dsn).listening() as link, pool(link.dsn, statement_seconds=0.5) as db:
+        async with db.connection() as one, db.connection() as other:
+            await one.fetchval("select 1")
+            await other.fetchval("select 1")
+        link.silence()
+
+        with pytest.raises(StatementTimedOut):
+            await answer(db)
+
+        async with db.connection() as one, db.connection() as other:
+            assert await one.fetchval("select 1") == await other.fetchval("select 1")
+
+
+async def test_a_reset_session_has_our_settings_again(dsn: str):
+    async with pool(dsn, size=1) as db:
+        async with db.session() as connection:
+            await connection.execute("set search_path = public; set statement_timeout = 0")
+
+        async with db.connection() as connection:
+            assert await connection.fetchval("show search_path") == SEARCH_PATH
+            assert await connection.fetchval("show statement_timeout") == "20s"

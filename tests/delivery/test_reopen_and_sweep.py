@@ -19,7 +19,7 @@ from waiting import until
 
 from restante.delivery import acknowledge, store
 from restante.errors import UploadGone
-from restante.ids import FileId, WorkspaceId
+from restante.ids import FileId, WorkspaceId, new_activity_id
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +50,12 @@ async def test_a_reopening_that_is_not_committed_yet_wins_over_the_sweep(
     reopening = client.transaction()
     await reopening.start()
     assert await store.reopen(
-        client, found, now=NOW, acked_since=NOW - HOUR, expires_at=NOW + 9 * HOUR
+        client,
+        found,
+        row_id=new_activity_id(NOW),
+        now=NOW,
+        acked_since=NOW - HOUR,
+        expires_at=NOW + 9 * HOUR,
     )
 
     meanwhile = await sweep_uploads(connection, now=NOW + 2 * HOUR)

@@ -23,7 +23,7 @@ from restante import wire
 from restante.database.pool import Connection
 from restante.delivery import store
 from restante.delivery.store import BEGINNING, Wanted
-from restante.ids import FileId, WorkspaceId
+from restante.ids import FileId, WorkspaceId, new_activity_id
 
 pytestmark = pytest.mark.anyio
 
@@ -102,7 +102,14 @@ async def test_a_fetched_upload_is_listed_as_never_fetched_only_after_it_was_reo
     assert acked
 
     before = await found(connection, state="never_fetched")
-    await store.reopen(connection, acked, now=NOW, acked_since=NOW - HOUR, expires_at=NOW + HOUR)
+    await store.reopen(
+        connection,
+        acked,
+        row_id=new_activity_id(NOW),
+        now=NOW,
+        acked_since=NOW - HOUR,
+        expires_at=NOW + HOUR,
+    )
 
     assert before == []
     assert await found(connection, state="never_fetched") == [(reopened, "never_fetched")]

@@ -218,7 +218,7 @@ def test_file_uris_in_messages_are_rewritten(office: Office, ana: Connect):
     parts = [sent, unknown, {"kind": "text", "text": "here"}]
     office.say(ana, message(parts=parts))
     office.say(ana, message(params={"parts": parts}))
-    office.say(ana, message(params={"message": {"parts": parts}}))
+    office.say(ana, message(params={"message": {"messageId": "m", "parts": parts}}))
     keep = ana.root / "rows"
 
     ended = restante(
@@ -237,7 +237,7 @@ def test_file_uris_in_messages_are_rewritten(office: Office, ana: Connect):
     assert [row["request_body"] for row in rows] == [
         message(parts=expected),
         message(params={"parts": expected}),
-        message(params={"message": {"parts": expected}}),
+        message(params={"message": {"messageId": "m", "parts": expected}}),
     ]
     assert [row["seq"] for row in rows] == [2, 3, 4]
 

@@ -37,7 +37,7 @@ from watchers import (
 
 from restante.errors import DatabaseUnavailable, TooManyAtOnce
 from restante.feed import events
-from restante.feed.rules import Page
+from restante.feed.rules import Page, Query
 from restante.feed.service import Feed
 from restante.ids import WorkspaceId
 
@@ -211,9 +211,9 @@ class CountingFeed(Feed):
 
     looks = 0
 
-    async def rows_after(self, workspace_id: WorkspaceId, seq: int, limit: int) -> Page:
-        self.looks += 1
-        return await super().rows_after(workspace_id, seq, limit)
+    async def read(self, workspace_id: WorkspaceId, query: Query) -> Page:
+        self.looks += query.since_seq is not None
+        return await super().read(workspace_id, query)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -260,8 +260,10 @@ async def accepted(workspace: Caller, summary: str) -> bool:
 class BrokenFeed(Feed):
     """A feed with a bug."""
 
-    async def rows_after(self, workspace_id: WorkspaceId, seq: int, limit: int) -> Page:
-        raise ZeroDivisionError("secret detail")
+    async def read(self, workspace_id: WorkspaceId, query: Query) -> Page:
+        if query.since_seq is not None:
+            raise ZeroDivisionError("secret detail")
+        return await super().read(workspace_id, query)
 
 
 async def test_a_bug_closes_a_websocket_and_is_logged_once(

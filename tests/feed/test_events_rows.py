@@ -157,11 +157,6 @@ class GrowingFeed(Feed):
         await self._grow()
         return page
 
-    async def rows_after(self, workspace_id: WorkspaceId, seq: int, limit: int) -> Page:
-        page = await super().rows_after(workspace_id, seq, limit)
-        await self._grow()
-        return page
-
     async def _grow(self) -> None:
         if not self._has_grown:
             self._has_grown = True

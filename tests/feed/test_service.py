@@ -129,4 +129,4 @@ async def test_a_seq_above_the_newest_is_refused_at_once_and_not_waited_for(old:
 async def test_a_follower_from_before_a_restore_is_refused(old: OldFeed):
     """A watcher would otherwise see nothing until the feed has grown past its position."""
     with pytest.raises(CursorGone):
-        await old.feed.rows_after(old.workspace_id, 6, 10)
+        await old.seqs_after(6)

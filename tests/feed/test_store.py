@@ -15,6 +15,7 @@ from factories import (
     make_batch,
     make_message,
     make_workspace,
+    rows_after,
     until_blocked,
 )
 
@@ -40,7 +41,7 @@ async def three(workspace_id: WorkspaceId, connections: Any) -> list[Any]:
 
 
 async def seqs(reader: Connection, workspace_id: WorkspaceId) -> list[int]:
-    rows = await feed.rows_after(reader, workspace_id, 0, EVERYTHING, 500)
+    rows = await feed.rows_after(reader, workspace_id, EVERYTHING, rows_after(0))
     return [row.seq for row in rows]
 
 
@@ -120,7 +121,7 @@ async def test_a_publication_that_waited_takes_the_seqs_after_the_row_it_waited_
     await transaction.commit()
 
     assert await waiting == 3
-    rows = await feed.rows_after(reader, workspace_id, 1, EVERYTHING, 500)
+    rows = await feed.rows_after(reader, workspace_id, EVERYTHING, rows_after(1))
     assert [(row.seq, row.summary) for row in rows] == [
         (2, "chat_upload_receive: a"),
         (3, "chat_upload_receive: b"),
@@ -134,7 +135,7 @@ async def test_the_row_of_a_file_has_all_that_is_needed_to_fetch_it(
 
     await uploads.publish(three[0], make_batch(workspace_id, content))
 
-    (row,) = await feed.newest_rows(three[0], workspace_id, EVERYTHING, 2)
+    (row,) = await feed.newest_rows(three[0], workspace_id, EVERYTHING, rows_after(0, limit=2))
     assert (row.activity_type, row.method, row.status, row.source_id) == (
         "a2a_receive",
         "chat_upload_receive",
@@ -206,7 +207,7 @@ async def test_a_cursor_is_found_only_in_its_own_feed(three: list[Any], workspac
     connection = three[0]
     other = await make_workspace(connection)
     await append(connection, workspace_id)
-    (row,) = await feed.newest_rows(connection, workspace_id, EVERYTHING, 1)
+    (row,) = await feed.newest_rows(connection, workspace_id, EVERYTHING, rows_after(0, limit=1))
     row_id = ActivityId(row.id)
 
     found = [
@@ -240,8 +241,8 @@ async def test_filters_select_the_same_rows_in_both_directions(
         row = replace(make_message(), source_id=source_id)
         await feed.append(connection, workspace_id, row, now=NOW + timedelta(seconds=seconds))
 
-    after = await feed.rows_after(connection, workspace_id, 0, wanted, 500)
-    newest = await feed.newest_rows(connection, workspace_id, wanted, 500)
+    after = await feed.rows_after(connection, workspace_id, wanted, rows_after(0))
+    newest = await feed.newest_rows(connection, workspace_id, wanted, rows_after(0))
 
     assert [row.seq for row in after] == expected
     assert [row.seq for row in newest] == expected[::-1]
@@ -254,8 +255,8 @@ async def test_a_page_has_at_most_as_many_rows_as_the_limit(
     for _ in range(5):
         await append(connection, workspace_id)
 
-    after = await feed.rows_after(connection, workspace_id, 1, EVERYTHING, 2)
-    newest = await feed.newest_rows(connection, workspace_id, EVERYTHING, 2)
+    after = await feed.rows_after(connection, workspace_id, EVERYTHING, rows_after(1, limit=2))
+    newest = await feed.newest_rows(connection, workspace_id, EVERYTHING, rows_after(0, limit=2))
 
     assert [row.seq for row in after] == [2, 3]
     assert [row.seq for row in newest] == [5, 4]

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from factories import DAY, make_message, make_parts, make_workspace
+from factories import DAY, make_message, make_parts, make_workspace, rows_after
 from sweeps import (
     FEED,
     Stop,
@@ -81,7 +81,7 @@ async def partition(connection: Any, workspace_id: WorkspaceId) -> str:
 @pytest.fixture
 async def ids(partition: str, connection: Any, workspace_id: WorkspaceId) -> list[Any]:
     """The ids of the five rows, in the order of their seqs."""
-    rows = await store.rows_after(connection, workspace_id, 0, EVERYTHING, 10)
+    rows = await store.rows_after(connection, workspace_id, EVERYTHING, rows_after(0))
     return [row.id for row in rows]
 
 
@@ -130,7 +130,7 @@ async def test_a_trim_raises_the_mark_and_drops_the_rows(
     marks = await store.marks(connection, workspace_id)
     assert marks
     assert (marks.last_seq, marks.trimmed_seq) == (5, 3)
-    rows = await store.rows_after(connection, workspace_id, 0, EVERYTHING, 10)
+    rows = await store.rows_after(connection, workspace_id, EVERYTHING, rows_after(0))
     assert [row.seq for row in rows] == [4, 5]
 
 
@@ -151,8 +151,8 @@ async def test_a_follower_by_seq_goes_on_at_the_mark_and_not_below(
     await sweep.run(now=utc_now())
 
     with pytest.raises(CursorGone):
-        await feed.rows_after(workspace_id, 2, 10)
-    at_the_mark = await feed.rows_after(workspace_id, 3, 10)
+        await feed.read(workspace_id, Query(since_seq=2))
+    at_the_mark = await feed.read(workspace_id, Query(since_seq=3))
     assert [row.seq for row in at_the_mark.rows] == [4, 5]
 
 

@@ -1,6 +1,7 @@
 """Waiting readers are woken: in this process at once, in others by few notifications."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -9,8 +10,11 @@ from uuid import uuid4
 
 import pytest
 import structlog
+from links import Link
+from waiting import until
 
-from restante.database.pool import Database, Listener
+from restante.database.listener import Listener
+from restante.database.pool import Database
 from restante.errors import DatabaseUnavailable, TooManyAtOnce
 from restante.feed.rules import NewActivity
 from restante.feed.service import Feed, Query
@@ -290,3 +294,35 @@ async def test_the_last_commit_is_notified_before_the_process_ends(
         wakeups.grew(workspace)  # the end comes before the notifier can run
 
     assert [payload.split(",")[1:] for payload in notifications] == [[str(workspace)]]
+
+
+async def test_a_silent_connection_is_replaced_and_everyone_looks_again(
+    alone: Wakeups, db: Database, dsn: str
+):
+    """It is open, and nothing comes: a NAT has dropped it, or a proxy holds it."""
+    workspace = some_workspace()
+    async with Link(dsn).listening() as link:
+        there = Wakeups(db, Listener(link.dsn, check_seconds=0.2))
+        async with there.waiting(workspace) as waiter, notifying(there):
+            assert await is_woken(waiter)
+            link.silence()
+
+            assert await is_woken(waiter)
+            alone.grew(workspace)
+            await alone.notify_others()
+            assert await is_woken(waiter)
+
+
+async def test_the_age_of_a_connection_that_works_stays_low(db: Database, dsn: str):
+    """A check that was never answered would leave it at the time of the start."""
+    listener = Listener(dsn, check_seconds=0.05)
+    async with listener.listening(CHANNEL, lambda _payload: None) as lost:
+        first = listener.silent_seconds()
+        started = time.monotonic()
+
+        await until(
+            lambda: asyncio.sleep(0, listener.silent_seconds() < time.monotonic() - started)
+        )
+
+        assert first >= 0
+        assert not lost.is_set()

@@ -57,3 +57,16 @@ async def test_a_wrong_mark_is_a_400_that_names_the_field(caller: Caller):
         assert "acked_seq" in answer.json["error"]
     missing = await caller.ask("POST", "/activity/ack", json={})
     assert (missing.status, "acked_seq" in missing.json["error"]) == (400, True)
+
+
+async def test_a_mark_from_before_a_restore_does_not_move(caller: Caller):
+    """Its seq belongs to another row now, which nobody has handled."""
+    await caller.staged(*[Part()] * 3)
+    newest, *_ = await caller.feed()
+
+    lost = {"acked_seq": 3, "acked_id": "01900000-0000-0000-0000-000000000000"}
+    assert (await caller.ask("POST", "/activity/ack", json=lost)).json == {"acked_seq": 0}
+    other = {"acked_seq": 2, "acked_id": newest["id"]}
+    assert (await caller.ask("POST", "/activity/ack", json=other)).json == {"acked_seq": 0}
+    right = {"acked_seq": 3, "acked_id": newest["id"]}
+    assert (await caller.ask("POST", "/activity/ack", json=right)).json == {"acked_seq": 3}

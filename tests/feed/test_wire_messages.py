@@ -157,3 +157,30 @@ async def test_the_messages_of_one_sender_are_limited_per_minute(run_site: SiteF
     assert refusal.json["code"] == "too_many_messages"
     assert int(refusal.headers["Retry-After"]) == refusal.json["retry_after_seconds"] >= 1
     assert from_another.status == 200
+
+
+async def test_who_may_not_send_does_not_learn_which_workspaces_exist(caller: Caller):
+    other = await registered(caller.site)
+    strangers = ({}, bearer("guessed"), {**bearer(other.token), "X-Workspace-ID": caller.id})
+
+    for headers in strangers:
+        answers = [
+            await ask(caller.site, "POST", f"/workspaces/{to}/a2a", json=HELLO, headers=headers)
+            for to in (caller.id, uuid4())
+        ]
+        assert [answer.status for answer in answers] == [401, 401]
+        assert answers[0].body == answers[1].body
+
+
+async def test_a_wrong_recipient_counts_against_the_senders_rate(run_site: SiteFactory):
+    """Else a workspace could try ids as fast as the server answers."""
+    async with run_site(messages_per_minute=3) as site:
+        sender = await registered(site)
+        answers = [
+            await ask(
+                site, "POST", f"/workspaces/{uuid4()}/a2a", json=HELLO, headers=bearer(sender.token)
+            )
+            for _ in range(4)
+        ]
+
+    assert [answer.status for answer in answers] == [404, 404, 404, 429]

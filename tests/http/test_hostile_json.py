@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 from attacks import MIB, assert_refused
-from callers import ADMIN, Answer, Caller, ask, bearer, chunked, everything, request_head, wire_to
+from callers import (
+    ADMIN,
+    Answer,
+    Caller,
+    ask,
+    bearer,
+    chunked,
+    everything,
+    registered,
+    request_head,
+    wire_to,
+)
+from sites import ADMIN_TOKEN, SiteFactory
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +64,7 @@ async def test_broken_json_is_refused_everywhere(caller: Caller, nothing_stored:
     for route in JSON_ROUTES:
         for body in bodies:
             answer = await send_json(caller, route, body)
-            assert_refused(answer)
+            assert_refused(answer, 400, 413)
 
 
 async def test_json_that_is_nested_too_deep_is_refused(caller: Caller):
@@ -101,6 +113,58 @@ async def test_json_that_is_too_large_is_refused(caller: Caller, connections: An
     body = frame.replace(b'""', b'"' + b"y" * (MIB - len(frame)) + b'"')
     assert len(body) == MIB
     assert (await send_json(caller, "a2a", body)).status == 200
+
+
+async def test_json_that_costs_too_much_to_decode_is_refused(caller: Caller, nothing_stored: None):
+    """Many values and long numbers; many bytes in a string are no problem."""
+    for params, status in (
+        (b"[" + b"[]," * 13_000 + b"1]", 413),
+        (b"{" + b'"":1,' * 26_000 + b'"":1}', 413),
+        (b"9" * 4000, 400),
+        (b"0." + b"9" * 4000, 400),
+    ):
+        for route in JSON_ROUTES:
+            answer = await send_json(caller, route, b'{"method": "x", "params": %s}' % params)
+            assert_refused(answer, status)
+
+
+async def test_a_refusal_does_not_repeat_what_was_sent(caller: Caller, nothing_stored: None):
+    for route, body in (
+        ("/registry/register", {"id": caller.id, "agent_card": {}, "delivery_mode": "x" * 500_000}),
+        ("PATCH", {"x" * 500_000: 1}),
+        ("PATCH", {"delivery_mode": "` - at `$.name`" * 10_000}),
+    ):
+        answer = await send_json(caller, route, json.dumps(body).encode())
+        assert_refused(answer)
+        assert len(answer.body) < 500
+        assert "name" not in answer.json["error"].partition(" is wrong")[0]
+
+
+async def test_json_that_stands_still_or_dribbles_is_refused(run_site: SiteFactory):
+    """Long before the time of a whole body is over, if nothing arrives at all."""
+    for limits, pause, sentence in (
+        ({"json_idle_seconds": 0.2, "json_seconds": 3600}, None, "Nothing of the body arrived"),
+        ({"json_idle_seconds": 3600, "json_seconds": 0.3}, 0.02, "did not arrive within 0.3 s"),
+    ):
+        async with run_site(**limits) as site:
+            caller = await registered(site)
+            for method, path, token in (
+                ("POST", "/registry/register", ""),
+                ("POST", "/registry/heartbeat", ""),
+                ("POST", f"{caller.path}/a2a", caller.token),
+                ("POST", f"{caller.path}/activity/ack", caller.token),
+                ("PATCH", caller.path, ADMIN_TOKEN),
+            ):
+                async with wire_to(site) as wire:
+                    await wire.send(request_head(method, path, token=token, length=10_000) + b"{")
+                    answering = asyncio.create_task(wire.answer())
+                    while not (await asyncio.wait({answering}, timeout=pause))[0]:
+                        await wire.send(b" ")
+                    answer = await answering
+
+                    assert_refused(answer, 408)
+                    assert sentence in answer.json["error"]
+                    assert await wire.is_closed()
 
 
 async def test_endless_json_is_refused_while_it_is_sent(caller: Caller, nothing_stored: None):

@@ -1,38 +1,15 @@
 """The memory of a real server under attack."""
 
 import asyncio
-import json
-import re
-from pathlib import Path
-from urllib.request import Request, urlopen
-from uuid import uuid4
 
 import pytest
 from attacks import DELIMITER, MIB, pour
 from callers import FORM, Part, chunked, form, request_head, wire_to
-from processes import Server
+from processes import Server, peak_kib, registered_at
 
 pytestmark = pytest.mark.anyio
 
 CUT_OFF = 0  # instead of a status: the connection ended while we were still sending
-
-
-def peak_kib(pid: int) -> int:
-    """The peak of the resident memory of the process."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
-
-
-def registered_at(server: Server) -> tuple[str, str]:
-    """Register a workspace at a server process; returns its id and its token."""
-    workspace_id = str(uuid4())
-    body = {"id": workspace_id, "delivery_mode": "poll", "agent_card": {"name": "x"}}
-    headers = {"Authorization": f"Bearer {server.admin_token}"}
-    request = Request(
-        server.address + "/registry/register", json.dumps(body).encode(), headers=headers
-    )
-    with urlopen(request, timeout=10) as answer:
-        return workspace_id, json.load(answer)["auth_token"]
 
 
 @pytest.mark.slow

@@ -166,6 +166,40 @@ async def test_odd_paths_are_refused(caller: Caller):
             assert_refused(await wire.answer(), 400, 401, 404)
 
 
+async def test_a_query_that_is_too_long_is_refused_before_it_is_parsed(caller: Caller):
+    for route in ("/activity", "/events", "/pending-uploads"):
+        for query in ("a&" * 30_000, "limit=" + "1" * 10_000):
+            async with wire_to(caller.site) as wire:
+                path = f"{caller.path}{route}?{query}"
+                await wire.send(request_head("GET", path, token=caller.token))
+                assert_refused(await wire.answer())
+
+
+HANDSHAKE = (
+    "Upgrade: websocket",
+    "Connection: Upgrade",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+
+
+async def test_a_handshake_that_cannot_be_parsed_is_refused(caller: Caller):
+    """Without an answer it would stay open for ever, and break the shutdown."""
+    for extra, status in (
+        (["X: " + "y" * 10_000], 431),
+        (["X: y"] * 200, 431),
+        (["Sec-WebSocket-Protocol: " + "a," * 4000], 431),
+        (["Sec-WebSocket-Extensions: " + "a;b=c," * 1000] * 3, 431),
+    ):
+        async with wire_to(caller.site) as wire:
+            lines = [*HANDSHAKE, *extra]
+            await wire.send(
+                request_head("GET", f"{caller.path}/ws", token=caller.token, lines=lines)
+            )
+            assert_refused(await wire.answer(), status)
+            assert await wire.is_closed()
+
+
 async def test_odd_query_values_are_refused(caller: Caller):
     numbers = ("-1", "0", "nan", "inf", "-inf", "1e309", "0x10", "%D9%A3", "1_0", "+", "%00", "")
     for route, name, values in (

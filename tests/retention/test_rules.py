@@ -26,8 +26,12 @@ from restante.retention.rules import (
     DROP_DETACHED,
     FINISH_DETACH,
     Picture,
+    Room,
     days_until_full,
+    is_low,
     plan,
+    reserve_of,
+    tightest,
 )
 from restante.retention.subjects import Subjects
 from restante.wire import PlanStep, RetentionPlan
@@ -260,6 +264,103 @@ def test_a_locked_partition_is_left_alone_and_named(
     }
     # Its size is unknown: a bucket is held for its live files only if they are too many to move.
     assert dropped(free) <= {one.partition for one in locked.held if one.action}
+
+
+# On a disk that is almost full -------------------------------------------------------------------
+
+scarce = st.integers(0, 10**6)
+
+
+@given(pictures, scarce)
+def test_on_a_scarce_disk_what_frees_most_for_the_least_comes_first(picture: Picture, left: int):
+    """Leftovers, then the rows that keep buckets, then buckets by size, then everything else."""
+    steps = plan(picture, SUBJECTS, scarce_bytes=left).steps
+
+    moving = {step.partition for step in steps if step.action == MOVE_FILES}
+    ranks = [scarce_rank(step, moving) for step in steps]
+    assert ranks == sorted(ranks)
+    for rank in (0, 1, 4):
+        freed = [step.bytes for step in steps if scarce_rank(step, moving) == rank]
+        assert freed == sorted(freed, reverse=True)
+
+
+def scarce_rank(step: PlanStep, moving: set[str | None]) -> int:
+    if step.partition is None:
+        return 2 if step.subject == UPLOADS.name else 6
+    if step.action in FINISHING:
+        return 0 if step.action == DROP_DETACHED else 1
+    return 5 if step.partition in moving else 4
+
+
+@given(pictures, scarce)
+def test_a_scarce_disk_changes_the_order_and_keeps_only_what_would_need_room(
+    picture: Picture, left: int
+):
+    usual, scarce_plan = plan(picture, SUBJECTS), plan(picture, SUBJECTS, scarce_bytes=left)
+    kept = {one.partition for one in scarce_plan.held} - {one.partition for one in usual.held}
+
+    expected = [step for step in usual.steps if step.partition not in kept]
+    assert Counter(map(repr, scarce_plan.steps)) == Counter(map(repr, expected))
+    assert kept == {
+        step.partition
+        for step in usual.steps
+        if step.action == MOVE_FILES and -step.bytes * 4 > left
+    }
+    assert scarce_plan.bytes_to_come_back == sum(step.bytes for step in expected)
+
+
+@given(pictures, scarce)
+def test_files_move_right_before_their_bucket_goes_on_a_scarce_disk_too(
+    picture: Picture, left: int
+):
+    steps = plan(picture, SUBJECTS, scarce_bytes=left).steps
+
+    for number, step in enumerate(steps):
+        if step.action == MOVE_FILES:
+            following = steps[number + 1]
+            assert (following.action, following.partition) == (DROP_BUCKET, step.partition)
+
+
+# The reserve -------------------------------------------------------------------------------------
+
+byte_counts = st.integers(0, 2**50)
+rooms = st.builds(Room, byte_counts, byte_counts)
+reserves = st.none() | byte_counts
+
+
+@given(byte_counts)
+def test_the_reserve_is_a_small_part_of_a_small_disk_and_bounded_on_a_large_one(total: int):
+    reserve = reserve_of(total, None)
+
+    assert reserve * 20 <= total
+    assert reserve <= 2**30
+    assert reserve == 2**30 or (reserve + 1) * 20 > total
+
+
+@given(rooms, reserves, byte_counts, byte_counts)
+def test_a_low_disk_stays_low_when_more_is_written(
+    room: Room, chosen: int | None, written: int, more: int
+):
+    if is_low(room, chosen, written=written):
+        assert is_low(room, chosen, written=written + more)
+
+
+@given(rooms, reserves)
+def test_the_disk_is_low_exactly_below_its_reserve(room: Room, chosen: int | None):
+    above = room.free - reserve_of(room.total, chosen)
+
+    assert is_low(room, chosen) == (above < 0)
+    if above >= 0:
+        assert not is_low(room, chosen, written=above)
+        assert is_low(room, chosen, written=above + 1)
+
+
+@given(st.lists(rooms, max_size=4), reserves)
+def test_the_tightest_disk_is_low_if_any_is(found: list[Room], chosen: int | None):
+    """Tables and WAL may be on two disks; either stops the database."""
+    room = tightest(found, chosen)
+
+    assert (room is not None and is_low(room, chosen)) == any(is_low(one, chosen) for one in found)
 
 
 def test_a_plan_says_what_is_deleted_and_why():

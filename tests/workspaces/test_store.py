@@ -192,13 +192,13 @@ async def test_changes_are_stored(tx: Tx):
 
     assert await workspaces.update(tx, workspace_id, changed)
 
-    stored = await workspaces.get(tx, workspace_id)
+    stored = await workspaces.view(tx, workspace_id)
     assert stored
-    assert (stored.name, stored.delivery_mode, stored.url, stored.agent_card) == (
+    assert (stored.name, stored.delivery_mode, stored.url, bytes(stored.agent_card)) == (
         "renamed",
         "push",
         "https://example.com",
-        '{"name": "x"}',
+        b'{"name": "x"}',
     )
     assert stored.parent_id == parent
 
@@ -215,7 +215,7 @@ async def test_a_heartbeat_does_not_wait_for_an_upload_that_is_committing(
         await workspace.execute("set lock_timeout = '1s'")
         await workspaces.heartbeat(workspace, workspace_id, 3, "reading")
 
-    stored = await workspaces.get(sender, workspace_id)
+    stored = await workspaces.view(sender, workspace_id)
     assert stored
     assert (stored.active_tasks, stored.current_task) == (3, "reading")
 
@@ -234,3 +234,30 @@ async def test_an_unknown_workspace_is_not_found(tx: Tx):
     assert await workspaces.get(tx, new_id()) is None
     assert await workspaces.by_token(tx, hash_of("nobody's")) is None
     assert not await workspaces.remove(tx, new_id())
+
+
+async def test_a_card_is_kept_by_a_change_that_has_none(tx: Tx):
+    workspace_id = new_id()
+    await workspaces.insert(tx, workspace_id, DETAILS, hash_of("token"), "secret")
+
+    await workspaces.update(tx, workspace_id, Details("renamed", "poll", None, None))
+
+    stored = await workspaces.view(tx, workspace_id)
+    assert stored
+    assert (stored.name, bytes(stored.agent_card)) == ("renamed", b'{"name": "a workspace"}')
+
+
+async def test_authentication_and_lists_do_not_read_the_card(tx: Tx):
+    """A megabyte for each request, wrong tokens included, would slow everybody down."""
+    workspace_id = new_id()
+    await workspaces.insert(tx, workspace_id, DETAILS, hash_of("token"), "secret")
+    queries = workspaces.queries
+
+    read = [
+        await tx.fetchrow(queries.get, workspace_id),
+        await tx.fetchrow(queries.get_for_update, workspace_id),
+        await tx.fetchrow(queries.by_token, hash_of("token")),
+        await tx.fetchrow(queries.page, UUID(int=0), 1),
+    ]
+
+    assert [row is not None and "agent_card" not in row for row in read] == [True] * 4

@@ -107,6 +107,8 @@ async def test_all_of_the_agent_card_is_kept(site: Site):
     caller = await registered(site, agent_card=card)
 
     assert (await shown(site, caller.id))["agent_card"] == card
+    listed = await ask(site, "GET", "/admin/workspaces", headers=ADMIN)
+    assert [set(one) & {"id", "agent_card"} for one in listed.json["workspaces"]] == [{"id"}]
 
 
 async def test_an_agent_card_is_bounded_and_an_older_larger_one_stays(site: Site, connections: Any):

@@ -4,10 +4,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
 
 from cyclopts import Parameter
 
+from restante import wire
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId, as_uuid
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
+_MAX_CANDIDATES = 10
 
 
 @Parameter(name="*")
@@ -90,7 +91,7 @@ async def workspace_named(client: "AsyncClient", text: str) -> WorkspaceId:
     if workspace_id:
         return WorkspaceId(workspace_id)
     try:
-        found = await _ids_of_active(client, text)
+        found = await _active_named(client, text)
     except NotAuthenticated as error:
         raise BadRequest(
             f"{text} is not a workspace id; only the admin can look one up by its name."
@@ -98,14 +99,26 @@ async def workspace_named(client: "AsyncClient", text: str) -> WorkspaceId:
     if not found:
         raise WorkspaceUnknown(f"There is no workspace with the id or name {text}.")
     if len(found) > 1:
-        ids = ", ".join(str(workspace_id) for workspace_id in found)
-        raise BadRequest(f"Several workspaces are named {text}: {ids}. Use the id.")
-    return WorkspaceId(found[0])
+        raise BadRequest(_candidates(text, found))
+    return WorkspaceId(found[0].id)
 
 
-async def _ids_of_active(client: "AsyncClient", name: str) -> list[UUID]:
+async def _active_named(client: "AsyncClient", name: str) -> list[wire.WorkspaceEntry]:
     return [
-        workspace.id
+        workspace
         async for workspace in client.workspaces()
         if workspace.name == name and workspace.status == "active"
     ]
+
+
+def _candidates(name: str, found: list[wire.WorkspaceEntry]) -> str:
+    """Which workspaces have the name; a name is no proof, because anybody may choose the same."""
+    found = sorted(found, key=lambda one: (one.last_seen_at, one.created_at), reverse=True)
+    shown = "; ".join(
+        f"{one.id}, last seen {one.last_seen_at:%Y-%m-%d %H:%M:%S}, "
+        f"registered {one.created_at:%Y-%m-%d %H:%M:%S}"
+        for one in found[:_MAX_CANDIDATES]
+    )
+    hidden = len(found) - _MAX_CANDIDATES
+    more = f"; and {hidden} more" if hidden > 0 else ""
+    return f"{len(found)} workspaces are named {name}. Use the id: {shown}{more}."

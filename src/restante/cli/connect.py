@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
-from rich.console import Console
 
 from restante.cli.display import Display, display_for
+from restante.cli.output import Console
 from restante.errors import BadRequest, NotAuthenticated, RestanteError
 
 if TYPE_CHECKING:

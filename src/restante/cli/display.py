@@ -86,6 +86,30 @@ class Display:
         """The server deleted feed rows before we read them."""
         self.line(f"{rows} feed rows were deleted before they were read.", style="red")
 
+    def skipped(self, rows: int) -> None:
+        """Our own mark is older than the one on the server."""
+        self.line(
+            f"{rows} feed rows were skipped: this workspace has acknowledged them before. "
+            "The folder's own mark is older; it may be from a backup.",
+            style="yellow",
+        )
+
+    def restored(self, repeated: int) -> None:
+        """The server's feed ends before our mark, or has other rows."""
+        self.line(
+            "The server's feed is older than this folder; it was restored from a backup. "
+            f"Continuing after the last acknowledged row: up to {repeated} rows come again.",
+            style="yellow",
+        )
+
+    def again(self, file: "WaitingFile") -> None:
+        """A file that was acknowledged, and then removed from the folder, is pending again."""
+        self.line(
+            f"again: {file.name} was received before and is pending again: it was reopened, or the "
+            "server was restored from a backup",
+            style="yellow",
+        )
+
     def said(self, line: str) -> None:
         """A line of a command's output."""
         self.line(f"  {line}", style="dim")

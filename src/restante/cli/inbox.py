@@ -12,11 +12,12 @@ from restante import wire
 from restante.cli.access import Access, workspace_named
 from restante.cli.output import json_text, shown_bytes
 from restante.errors import BadRequest, CursorGone, RestanteError
-from restante.ids import WorkspaceId
+from restante.ids import ActivityId, WorkspaceId
 from restante.text import printable
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
+    from restante.client.calls import Cursor, FeedPage
 
 _WAIT_SECONDS = 30
 
@@ -75,26 +76,42 @@ async def _show_feed(
 ) -> None:
     async with _client(access, folder) as client:
         workspace_id = await _workspace_id(client, workspace)
-        page = await client.feed(limit=limit, of=workspace_id)
-        _show_rows(page.rows, show)
+        newest = await client.feed(limit=limit, of=workspace_id)
+        await _show_older(client, workspace_id, newest, limit, show)
+        _show_rows(newest.rows, show)
         if follow:
-            await _follow(client, workspace_id, page.latest_seq, show)
+            await _follow(client, workspace_id, _end_of(newest), limit, show)
+
+
+async def _show_older(
+    client: "AsyncClient", workspace_id: WorkspaceId, newest: "FeedPage", limit: int, show: Show
+) -> None:
+    """Show the rows that were too large to be on the page of the newest."""
+    from restante.client.calls import Cursor
+
+    first = newest.rows[0].seq if newest.rows else 0
+    seq = max(newest.latest_seq - limit, newest.lowest_seq - 1)
+    while seq < first - 1:
+        page = await client.feed(Cursor(seq), limit=first - 1 - seq, of=workspace_id)
+        if not page.rows:
+            return
+        _show_rows(page.rows, show)
+        seq = page.rows[-1].seq
 
 
 async def _follow(
-    client: "AsyncClient", workspace_id: WorkspaceId, seq: int, show: Show
+    client: "AsyncClient", workspace_id: WorkspaceId, cursor: "Cursor", limit: int, show: Show
 ) -> NoReturn:
-    """Show new rows; retry when the server is away, restart a trimmed feed at its lowest row."""
-    from restante.client.calls import Cursor
+    """Show new rows; retry when the server is away, go on after a gap."""
     from restante.client.retry import Backoff, is_retryable
 
     backoff = Backoff()
     while True:
         try:
-            page = await client.feed(Cursor(seq), wait_seconds=_WAIT_SECONDS, of=workspace_id)
+            page = await client.feed(cursor, wait_seconds=_WAIT_SECONDS, of=workspace_id)
         except CursorGone as gone:
             print(f"restante: {gone}", file=sys.stderr)
-            seq = max(int(gone.facts.get("lowest_seq", 1)) - 1, 0)
+            cursor = _after_gap(cursor, gone, limit)
             await asyncio.sleep(backoff.next_delay())
         except RestanteError as error:
             if not is_retryable(error):
@@ -104,7 +121,29 @@ async def _follow(
         else:
             backoff.reset()
             _show_rows(page.rows, show)
-            seq = page.rows[-1].seq if page.rows else seq
+            cursor = _end_of(page) if page.rows else cursor
+
+
+def _end_of(page: "FeedPage") -> "Cursor":
+    from restante.client.calls import Cursor
+
+    if not page.rows:
+        return Cursor(page.latest_seq)
+    return Cursor(page.rows[-1].seq, ActivityId(page.rows[-1].id))
+
+
+def _after_gap(cursor: "Cursor", gone: CursorGone, limit: int) -> "Cursor":
+    """The lowest row of a trimmed feed; for a restored one, its newest rows as at the start."""
+    from restante.client.calls import Cursor
+
+    lowest = max(int(gone.facts.get("lowest_seq", 1)), 1)
+    if lowest > cursor.seq:
+        return Cursor(lowest - 1)
+    print(
+        "restante: The feed was restored from a backup; its newest rows are shown again.",
+        file=sys.stderr,
+    )
+    return Cursor(max(int(gone.facts.get("latest_seq", 0)) - limit, lowest - 1))
 
 
 def _client(access: Access, folder: Path | None) -> "AsyncClient":

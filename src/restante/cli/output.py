@@ -1,10 +1,18 @@
-"""How the commands print JSON, byte counts and durations."""
+"""How the commands print tables, JSON, byte counts and durations."""
 
 import json
 
 import msgspec
+import rich.console
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+class Console(rich.console.Console):
+    """Prints tables and progress; a closed pipe ends the command as it does without a console."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def json_text(value: object, *, indent: int = -1) -> str:

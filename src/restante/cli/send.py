@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 from cyclopts import App, Group, Parameter
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from restante import wire
 from restante.cli.access import Access, workspace_named
-from restante.cli.output import json_text, shown_bytes
+from restante.cli.output import Console, json_text, shown_bytes
 from restante.delivery.rules import MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
 from restante.errors import BadRequest
 from restante.text import printable

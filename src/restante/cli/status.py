@@ -5,12 +5,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
-from rich.console import Console
 from rich.table import Column, Table
 
 from restante import wire
 from restante.cli.flags import DATABASE, flags_for, operator_for
-from restante.cli.output import json_text, shown_bytes, shown_seconds
+from restante.cli.output import Console, json_text, shown_bytes, shown_seconds
 
 if TYPE_CHECKING:
     StatusFlags = Any
@@ -57,6 +56,8 @@ async def _space(flags: Any) -> wire.SpaceView:
 
 def _show(console: Console, space: wire.SpaceView) -> None:
     console.print(_headline(space))
+    if space.is_disk_low:
+        console.print(_disk_low(space), style="bold red")
     states = space.uploads
     console.print(
         f"Uploads: {states.never_fetched} never fetched, {states.fetched} fetched but not "
@@ -87,6 +88,18 @@ def _headline(space: wire.SpaceView) -> str:
     return (
         f"{shown_bytes(space.total_bytes)} in total: {shown_bytes(space.live_bytes)} live, "
         f"{shown_bytes(space.dead_bytes)} reclaimable; {growth}{free}{full}."
+    )
+
+
+def _disk_low(space: wire.SpaceView) -> str:
+    """What a full disk means, and what to do; the rest of the screen says what takes the space."""
+    reserve = ""
+    if space.reserve_bytes is not None and space.free_bytes is not None:
+        reserve = f": {shown_bytes(space.reserve_bytes)} should be"
+    return (
+        f"The disk is almost full{reserve}. New files, messages and workspaces are refused; what "
+        "waits can be fetched and acknowledged. Fix: free space on this disk, or enlarge it; "
+        "`restante sweep --dry-run` shows what keeps the rest."
     )
 
 

@@ -4,12 +4,11 @@ import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
-from rich.console import Console
 from rich.table import Column, Table
 
 from restante import wire
 from restante.cli.flags import DATABASE, flags_for, operator_for
-from restante.cli.output import json_text, shown_bytes
+from restante.cli.output import Console, json_text, shown_bytes
 
 if TYPE_CHECKING:
     SweepFlags = Any

@@ -12,7 +12,7 @@ from restante.client.aio import AsyncClient, Limits
 from restante.client.calls import Credentials, Cursor, FeedPage
 from restante.client.client import BlockingFile, BlockingInbox, BlockingMessage, Client
 from restante.client.messages import rewritten
-from restante.client.poller import FileItem, Inbox, Item, MessageItem
+from restante.client.poller import FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.sending import Bytes
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Cursor",
     "FeedPage",
     "FileItem",
+    "Gaps",
     "Inbox",
     "Item",
     "Limits",

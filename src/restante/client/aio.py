@@ -146,14 +146,17 @@ class AsyncClient:
         """Report that the workspace is alive and what it is working on."""
         await self.send(calls.heartbeat(self.workspace_id, active_tasks, current_task))
 
-    def inbox(self, cursor: Cursor | None = None, *, once: bool = False) -> Inbox:
+    def inbox(
+        self, cursor: Cursor | None = None, *, once: bool = False, skip_acked: bool = False
+    ) -> Inbox:
         """
         The files and messages of the workspace, in order: `async for item in client.inbox()`.
 
         It starts after the cursor.  Without one it starts after the last row that the workspace
-        acknowledged.  With `once` it stops at the row that was the newest when it started.
+        acknowledged; with `skip_acked` it starts after the later one of the two.  With `once` it
+        stops at the row that was the newest when it started.
         """
-        return Inbox(self, cursor, once=once)
+        return Inbox(self, cursor, once=once, skip_acked=skip_acked)
 
     async def feed(
         self,
@@ -168,9 +171,15 @@ class AsyncClient:
         call = calls.feed(workspace_id, cursor, wait_seconds=wait_seconds, limit=limit)
         return await self.send(call)
 
-    async def acknowledge_feed(self, seq: int) -> None:
-        """Record on the server that the feed has been handled up to this row."""
-        await self.send(calls.acknowledge_feed(self.workspace_id, seq))
+    async def acknowledge_feed(self, handled: Cursor | int) -> None:
+        """
+        Record on the server that the feed has been handled up to this row.
+
+        With a cursor that has the row's id, a server that was restored from a backup does not
+        confuse the row with another one of the same seq.
+        """
+        cursor = Cursor(handled) if isinstance(handled, int) else handled
+        await self.send(calls.acknowledge_feed(self.workspace_id, cursor))
 
     async def pending(self) -> AsyncIterator[wire.PendingUpload]:
         """All pending uploads, oldest first."""
@@ -193,7 +202,7 @@ class AsyncClient:
         """Make an acknowledged file pending again, for a workspace that lost it."""
         await self.send(calls.reopen(self.workspace_id, FileId(file_id)))
 
-    async def workspaces(self) -> AsyncIterator[wire.WorkspaceView]:
+    async def workspaces(self) -> AsyncIterator[wire.WorkspaceEntry]:
         """All workspaces; needs the admin token."""
         after: UUID | None = None
         while True:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -155,15 +155,31 @@ def feed(
     )
 
 
-def acknowledge_feed(workspace_id: WorkspaceId, seq: int) -> Call[wire.FeedAcked]:
+def acknowledge_feed(workspace_id: WorkspaceId, cursor: Cursor) -> Call[wire.FeedAcked]:
     """Record how far the feed has been handled."""
     path = f"/workspaces/{workspace_id}/activity/ack"
-    return _post(path, wire.FeedAcked, wire.FeedAck(seq), repeatable=True)
+    return _post(path, wire.FeedAcked, wire.FeedAck(cursor.seq, cursor.id), repeatable=True)
 
 
 def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[dict[str, Any]]:
-    """Send a message; not repeatable, because a second request is a second message."""
-    return _post(f"/workspaces/{workspace_id}/a2a", dict[str, Any], message)
+    """
+    Send a message; not repeatable, because a second request may be a second message.
+
+    A message without a `messageId` gets one, by which receivers can detect duplicates.
+    """
+    return _post(f"/workspaces/{workspace_id}/a2a", dict[str, Any], _with_id(message))
+
+
+def _with_id(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    params = _object(body.get("params"))
+    message = _object(params.get("message")) if params else None
+    if not params or message is None or "messageId" in message:
+        return body
+    return {**body, "params": {**params, "message": {"messageId": str(uuid4()), **message}}}
+
+
+def _object(value: Any) -> Mapping[str, Any] | None:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
 
 
 def pending(

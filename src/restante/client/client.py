@@ -17,7 +17,7 @@ from uuid import UUID
 from restante import wire
 from restante.client.aio import DEFAULT_LIMITS, AsyncClient, Limits
 from restante.client.calls import ROWS_PER_PAGE, Credentials, Cursor, FeedPage
-from restante.client.poller import FileItem, Inbox, Item, MessageItem
+from restante.client.poller import FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.sending import ProgressCallback, Source, no_progress
 from restante.delivery.rules import MAX_FILE_BYTES
 from restante.ids import FileId, WorkspaceId
@@ -159,6 +159,11 @@ class BlockingInbox:
         """The number of rows that were deleted before they were read."""
         return self._inbox.missed
 
+    @property
+    def gaps(self) -> Gaps:
+        """Where reading did not simply continue after the cursor."""
+        return self._inbox.gaps
+
     def __iter__(self) -> Iterator[BlockingFile | BlockingMessage]:
         items: AsyncIterator[Item] = aiter(self._inbox)
         for item in self._loop.each(items):
@@ -244,9 +249,12 @@ class Client:
         """Report that the workspace is alive and what it is working on."""
         self._loop.run(self._client.heartbeat(active_tasks=active_tasks, current_task=current_task))
 
-    def inbox(self, cursor: Cursor | None = None, *, once: bool = False) -> BlockingInbox:
+    def inbox(
+        self, cursor: Cursor | None = None, *, once: bool = False, skip_acked: bool = False
+    ) -> BlockingInbox:
         """The files and messages of the workspace, in order: `for item in client.inbox()`."""
-        return BlockingInbox(self._loop, self._client.inbox(cursor, once=once))
+        inbox = self._client.inbox(cursor, once=once, skip_acked=skip_acked)
+        return BlockingInbox(self._loop, inbox)
 
     def feed(
         self,
@@ -261,9 +269,9 @@ class Client:
             self._client.feed(cursor, wait_seconds=wait_seconds, limit=limit, of=of)
         )
 
-    def acknowledge_feed(self, seq: int) -> None:
+    def acknowledge_feed(self, handled: Cursor | int) -> None:
         """Record on the server that the feed has been handled up to this row."""
-        self._loop.run(self._client.acknowledge_feed(seq))
+        self._loop.run(self._client.acknowledge_feed(handled))
 
     def pending(self) -> Iterator[wire.PendingUpload]:
         """All pending uploads, oldest first."""
@@ -277,7 +285,7 @@ class Client:
         """Make an acknowledged file pending again, for a workspace that lost it."""
         self._loop.run(self._client.reopen(file_id))
 
-    def workspaces(self) -> Iterator[wire.WorkspaceView]:
+    def workspaces(self) -> Iterator[wire.WorkspaceEntry]:
         """All workspaces; needs the admin token."""
         return self._loop.each(self._client.workspaces())
 

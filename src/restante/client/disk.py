@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +19,7 @@ from restante.errors import FolderFull, FolderInUse, FolderUnusable
 
 _READ_BYTES = 1024 * 1024
 _WRITE_BEHIND_BYTES = 4 * 1024 * 1024
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
@@ -88,6 +89,27 @@ class Directory:
         """Remove a file; does nothing if it does not exist."""
         with disk_errors(self.path / name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
+
+    def replace(self, old: str, new: str) -> None:
+        """Rename a file; one that has the new name is replaced, and a link is not followed."""
+        with disk_errors(self.path / new):
+            os.replace(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
+    def refuse_links(self, *names: str) -> None:
+        """
+        Raise FolderUnusable for a name that exists and is not a regular file.
+
+        For files that a library opens by their path.  Nobody else can write to the directory, so
+        what is checked here stays true.
+        """
+        with disk_errors(self.path):
+            if os.fstat(self.descriptor).st_mode & _WRITABLE_BY_OTHERS:
+                os.fchmod(self.descriptor, 0o700)
+        for name in names:
+            with disk_errors(self.path / name), suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode):
+                    raise FolderUnusable(f"{self.path / name} is not a regular file: remove it.")
 
     def sync(self) -> None:
         """Make the names in the directory durable."""
@@ -176,6 +198,22 @@ class Directory:
             if error.errno not in _NO_LINKS or into.has(name):
                 raise
             os.rename(partial, name, src_dir_fd=here, dst_dir_fd=there)
+
+
+def read_below(root: Path, *names: str) -> bytes | None:
+    """Read a file below the root without following links; None if it does not exist."""
+    *directories, last = names
+    with ExitStack() as opened, suppress(FileNotFoundError):
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, descriptor)
+        for name in directories:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(name, flags, dir_fd=descriptor)
+            opened.callback(os.close, descriptor)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(last, flags, dir_fd=descriptor), "rb") as file:
+            return file.read(_READ_BYTES)
+    return None
 
 
 def _open_below(descriptor: int, name: str, path: Path) -> int:

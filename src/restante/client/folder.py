@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from restante.client.calls import Credentials
-from restante.client.disk import Directory, Partial, disk_errors
+from restante.client.disk import Directory, Partial, read_below
 from restante.client.poller import unique_name
 from restante.client.progress import Progress, Received, State
 from restante.errors import FolderUnusable
@@ -22,6 +22,8 @@ HOME = ".molecule"
 UPLOADS = "chat-uploads"
 OURS = "restante"
 _CREDENTIALS = "credentials.json"
+_PROGRESS = "progress.sqlite"
+_SQLITE_SUFFIXES = ("", "-journal", "-wal", "-shm")
 _PARTIAL = ".part"
 
 
@@ -29,9 +31,8 @@ def kept_credentials(root: Path) -> Credentials | None:
     """The credentials stored in a folder, None if it has none."""
     path = root / HOME / OURS / _CREDENTIALS
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Credentials)
-    except FileNotFoundError:
-        return None
+        kept = read_below(root, HOME, OURS, _CREDENTIALS)
+        return None if kept is None else msgspec.json.decode(kept, type=Credentials)
     except (OSError, ValueError) as error:
         raise FolderUnusable(f"{path} cannot be read: {error}.") from error
 
@@ -45,7 +46,8 @@ class Folder:
             self._ours = opened.enter_context(Directory.open(root, HOME, OURS))
             self._partials = opened.enter_context(Directory.open(root, HOME, OURS, "arriving"))
             self.uploads = opened.enter_context(Directory.open(root, HOME, UPLOADS))
-            progress = Progress.open(self._ours.path / "progress.sqlite")
+            self._ours.refuse_links(*(_PROGRESS + suffix for suffix in _SQLITE_SUFFIXES))
+            progress = Progress.open(self._ours.path / _PROGRESS)
             self.progress = opened.enter_context(closing(progress))
             self._opened = opened.pop_all()
 
@@ -76,9 +78,8 @@ class Folder:
         with self._ours.partial(new) as file:
             file.write(msgspec.json.encode(credentials))
             file.sync()
-        with disk_errors(self.credentials_path):
-            (self._ours.path / new).replace(self.credentials_path)
-            self._ours.sync()
+        self._ours.replace(new, _CREDENTIALS)
+        self._ours.sync()
 
     def partial(self, file_id: FileId) -> Partial:
         """Open the partial file of an upload."""

@@ -9,6 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 30
 _MIN_POLL_SECONDS = 1
+_MAX_CURSOR_LOSSES = 2
 
 # By default no server keeps an upload longer.  Where one does, the file is fetched from the start.
 _STALE_PARTIAL_SECONDS = 7 * 24 * 3600
@@ -70,7 +72,7 @@ class MessageItem:
 
     async def ack(self) -> None:
         """Record on the server that the feed has been handled up to this message."""
-        await self._client.acknowledge_feed(self.seq)
+        await self._client.acknowledge_feed(Cursor(self.seq, ActivityId(self.row.id)))
 
 
 class FileItem:
@@ -154,17 +156,41 @@ def announced(row: wire.ActivityRow) -> WaitingFile | None:
     return WaitingFile(FileId(sent.file_id), clean_name(sent.name), sent.mime_type, sent.size)
 
 
+@dataclass(slots=True)
+class Gaps:
+    """How often, and by how many rows, reading did not simply continue after the cursor."""
+
+    missed: int = 0  # rows that the server deleted before they were read
+    skipped: int = 0  # rows after the cursor that an earlier run had acknowledged
+    restores: int = 0  # times that a restored server no longer knew the cursor's row
+    repeated: int = 0  # rows up to the cursor that may come again, at most
+
+
 class Inbox:
     """The files and messages of a workspace, in order."""
 
-    def __init__(self, client: "AsyncClient", cursor: Cursor | None, *, once: bool = False) -> None:
+    def __init__(
+        self,
+        client: "AsyncClient",
+        cursor: Cursor | None,
+        *,
+        once: bool = False,
+        skip_acked: bool = False,
+    ) -> None:
         self._client = client
         self._once = once
+        self._skip_acked = skip_acked
         self._until: int | None = None
         self._cursor_losses = 0
         self._is_marked = True
+        self._has_started = cursor is None
         self.cursor = cursor
-        self.missed = 0
+        self.gaps = Gaps()
+
+    @property
+    def missed(self) -> int:
+        """The number of rows that were deleted before they were read."""
+        return self.gaps.missed
 
     async def __aiter__(self) -> AsyncIterator[Item]:
         backoff = Backoff()
@@ -187,7 +213,7 @@ class Inbox:
     async def mark(self) -> None:
         """Record on the server how far the feed has been handled, if that has changed."""
         if self.cursor and not self._is_marked:
-            await self._client.acknowledge_feed(self.cursor.seq)
+            await self._client.acknowledge_feed(self.cursor)
         self._is_marked = True
 
     @property
@@ -200,7 +226,7 @@ class Inbox:
     def consumed(self, item: Item) -> None:
         """Mark an item as handled: the next page starts after it."""
         before = self.cursor.seq if self.cursor else item.seq - 1
-        self.missed += max(item.seq - before - 1, 0)
+        self.gaps.missed += max(item.seq - before - 1, 0)
         self.cursor = Cursor(item.seq, ActivityId(item.row.id))
         self._is_marked = False
 
@@ -208,14 +234,16 @@ class Inbox:
         """
         The next items, possibly none; the same ones again until they are `consumed`.
 
-        `missed` grows by the number of rows that were deleted before they were read.
+        `gaps` grows when rows were deleted before they were read, or come a second time.
         """
         started_at = time.monotonic()
         try:
             cursor = self.cursor = self.cursor or await self._beginning()
             page = await self._read(cursor, wait_seconds)
-        except CursorGone as gone:
-            self._start_over(gone)
+        except CursorGone:
+            await self._start_over()
+            return []
+        if self._has_moved_on(page, cursor):
             return []
         if not page.rows:
             # A server that is shutting down, or does not know `wait`, answers at once.
@@ -240,8 +268,23 @@ class Inbox:
         """The last acknowledged row, or the row before the oldest one that still exists."""
         page = await self._client.feed(None, limit=1)
         trimmed = page.lowest_seq - 1
-        self.missed += max(trimmed - page.acked_seq, 0)
+        self.gaps.missed += max(trimmed - page.acked_seq, 0)
         return Cursor(max(page.acked_seq, trimmed))
+
+    def _has_moved_on(self, page: FeedPage, cursor: Cursor) -> bool:
+        """
+        At the start: move to the acknowledged row if that is further; returns whether it moved.
+
+        A cursor before it is from a backup, or its reader wants to read the rows again.
+        """
+        acked_rows = 0 if self._has_started else max(page.acked_seq - cursor.seq, 0)
+        self._has_started = True
+        if acked_rows and self._skip_acked:
+            self.gaps.skipped += acked_rows
+            self.cursor = Cursor(page.acked_seq)
+            return True
+        self.gaps.repeated += acked_rows
+        return False
 
     def _fresh(self, page: FeedPage, cursor: Cursor) -> list[wire.ActivityRow]:
         fresh = [row for row in page.rows if row.seq > cursor.seq]
@@ -249,23 +292,34 @@ class Inbox:
             raise AnswerInvalid("The server's feed does not advance: it repeats old rows.")
         return fresh
 
-    def _start_over(self, gone: CursorGone) -> None:
-        """
-        Continue with the oldest row that still exists.
-
-        If that row is before our cursor, the feed was reset or restored from a backup.  Then all
-        of its rows are read.
-        """
-        self._cursor_losses += 1
-        if self._cursor_losses > 2:
+    async def _start_over(self) -> None:
+        """Continue with the oldest row that is left, or where a restored feed was acknowledged."""
+        if self._cursor_losses == _MAX_CURSOR_LOSSES:
             raise AnswerInvalid("The server rejects every position in its feed as gone.")
-        lowest = gone.facts.get("lowest_seq")
+        page = await self._client.feed(None, limit=1)
         at = self.cursor.seq if self.cursor else 0
-        if not isinstance(lowest, int) or lowest < 1:
-            self.cursor = None
-            return
-        self.missed += max(lowest - 1 - at, 0)
-        self.cursor = Cursor(lowest - 1)
+        trimmed = page.lowest_seq - 1
+        if trimmed >= at:
+            handled = max(at, page.acked_seq) if self._skip_acked else at
+            self.gaps.missed += max(trimmed - handled, 0)
+            self.cursor = Cursor(trimmed)
+        else:
+            self.cursor = self._restored(page, at)
+        self._is_marked = True
+        self._cursor_losses += 1
+
+    def _restored(self, page: FeedPage, at: int) -> Cursor:
+        """
+        Where to continue in a feed that was restored from a backup.
+
+        The acknowledged mark was restored with the feed, so rows up to it were handled.  Rows after
+        it may have come before, or may be new and have the seqs of lost ones: they all come.
+        """
+        start = max(page.acked_seq, page.lowest_seq - 1)
+        self.gaps.restores += 1
+        self.gaps.repeated += max(min(at, page.latest_seq) - start, 0)
+        self.gaps.skipped += max(start - at, 0)
+        return Cursor(start)
 
     def _item(self, row: wire.ActivityRow) -> Item:
         file = announced(row)

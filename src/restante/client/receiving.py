@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -23,7 +23,7 @@ from restante.client.aio import AsyncClient
 from restante.client.fetching import WaitingFile, check_size, fetch_whole
 from restante.client.folder import Folder
 from restante.client.messages import pending_file, rewritten, text_of
-from restante.client.poller import WAIT_SECONDS, FileItem, Inbox, Item, MessageItem
+from restante.client.poller import WAIT_SECONDS, FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.progress import Received, State
 from restante.client.retry import Backoff, is_retryable
 from restante.delivery.rules import MAX_FILE_BYTES, clean_name
@@ -54,6 +54,9 @@ class Observer(Protocol):
     def gone(self, file: WaitingFile) -> None: ...
     def message(self, method: str, text: str) -> None: ...
     def missed(self, rows: int) -> None: ...
+    def skipped(self, rows: int) -> None: ...
+    def restored(self, repeated: int) -> None: ...
+    def again(self, file: WaitingFile) -> None: ...
     def said(self, line: str) -> None: ...
     def waiting(self, error: RestanteError, seconds: float) -> None: ...
     def connected(self) -> None: ...
@@ -84,7 +87,7 @@ class Receiver:
         self._observer = observer
         self._handlers = handlers
         self._max_bytes = max_bytes
-        self._missed = 0
+        self._gaps = Gaps()
         self._reported = dict[FileId, None]()
         self._pending_backoff = Backoff(max_seconds=_MAX_RETRY_SECONDS)
         # 0: files that an earlier run failed to receive are retried as soon as the feed is read.
@@ -92,7 +95,7 @@ class Receiver:
 
     async def run(self) -> NoReturn:
         """Receive until cancelled; raises only errors that a retry does not fix."""
-        inbox = self._client.inbox(self._folder.progress.cursor())
+        inbox = self._client.inbox(self._folder.progress.cursor(), skip_acked=True)
         backoff = Backoff()
         while True:
             try:
@@ -109,7 +112,7 @@ class Receiver:
 
     async def run_once(self) -> int:
         """Receive everything that exists now; returns the number of files that failed."""
-        inbox = self._client.inbox(self._folder.progress.cursor(), once=True)
+        inbox = self._client.inbox(self._folder.progress.cursor(), once=True, skip_acked=True)
         while not inbox.at_end:
             await self._receive_page_or_files(inbox, wait_seconds=0)
         await inbox.mark()
@@ -132,18 +135,28 @@ class Receiver:
     async def _receive_page(self, inbox: Inbox, wait_seconds: float) -> int:
         items = await inbox.page(wait_seconds)
         self._observer.connected()
+        self._report_gaps(inbox)
         for item in items:
             await self._receive(item)
             inbox.consumed(item)
             self._save_cursor(inbox)
-        self._report_missed(inbox)
+        self._report_gaps(inbox)
         await inbox.mark()
         return len(items)
 
-    def _report_missed(self, inbox: Inbox) -> None:
-        if inbox.missed > self._missed:
-            self._observer.missed(inbox.missed - self._missed)
-        self._missed = inbox.missed
+    def _report_gaps(self, inbox: Inbox) -> None:
+        """Report each gap once, also to the next run: the cursor after it is stored."""
+        now, before = inbox.gaps, self._gaps
+        if now == before:
+            return
+        if now.missed > before.missed:
+            self._observer.missed(now.missed - before.missed)
+        if now.skipped > before.skipped:
+            self._observer.skipped(now.skipped - before.skipped)
+        if now.restores > before.restores:
+            self._observer.restored(now.repeated - before.repeated)
+        self._gaps = replace(now)
+        self._save_cursor(inbox)
 
     def _save_cursor(self, inbox: Inbox) -> None:
         if inbox.cursor:
@@ -204,6 +217,8 @@ class Receiver:
         if received and received.state is State.ACKED and self._folder.has(received):
             await self._acknowledge(file, received.name)
             return
+        if received and received.state is State.ACKED:
+            self._observer.again(file)
         if received is None or self._must_be_fetched_again(file, received):
             received = await self._fetch(file)
         path = await asyncio.to_thread(self._folder.place, file.file_id, received.name)

@@ -15,8 +15,12 @@ _RETRYABLE = (
     errors.StatementTimedOut,
     errors.TableBusy,
     errors.TooManyAtOnce,
+    errors.TooManyConnections,
     errors.TooManyMessages,
 )
+
+# The server cannot tell whether the first attempt succeeded; a second one with the same key can.
+_OUTCOME_UNKNOWN = "outcome_unknown"
 
 
 def is_retryable(error: RestanteError) -> bool:
@@ -24,7 +28,7 @@ def is_retryable(error: RestanteError) -> bool:
     if isinstance(error, errors.ServerRefused):
         status = error.facts.get("status", 0)
         return isinstance(status, int) and (status >= 500 or status in {408, 429})
-    return isinstance(error, _RETRYABLE)
+    return isinstance(error, _RETRYABLE) or error.code == _OUTCOME_UNKNOWN
 
 
 class Backoff:

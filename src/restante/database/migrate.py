@@ -13,7 +13,7 @@ from importlib.resources import files
 
 import asyncpg
 
-from restante.database import locks, rules, sql
+from restante.database import locks, rules, sessions, sql
 from restante.database.pool import SCHEMA, Connection, dedicated, reason
 from restante.database.rules import BOTH_PHASES, Migration, Phase, Record, SchemaState
 from restante.errors import MigrationFailed
@@ -52,9 +52,11 @@ async def apply(
     """
     Bring the database up to date and return what was run now.
 
-    Raises CodeTooOld if a newer release has left this one behind, MigrationFailed if a file fails;
-    what came before it stays applied, and the next try goes on from there.
+    Raises CodeTooOld if a newer release has left this one behind, PoolerUnusable, and
+    MigrationFailed if a file fails; what came before it stays applied, and the next try goes on
+    from there.
     """
+    await sessions.is_pooled(dsn)
     async with (
         dedicated(dsn, statement_timeout_seconds=_STATEMENT_SECONDS) as connection,
         locks.held(connection, "migrations", wait_seconds=_LOCK_WAIT_SECONDS),
@@ -74,11 +76,22 @@ async def _prepare(connection: Connection) -> None:
         if not await connection.fetchval(queries.has_schema):
             await connection.execute(queries.create_schema)
         await connection.execute(queries.prepare)
+        await _check_schema(connection)
     except asyncpg.InsufficientPrivilegeError as error:
         raise MigrationFailed(
             f"The database user may not create its tables: {reason(error)}. Grant it CREATE on the "
             f"database, or create the schema {SCHEMA} and make that user its owner."
         ) from error
+
+
+async def _check_schema(connection: Connection) -> None:
+    """The files name their tables without a schema; those must not be created in another one."""
+    found = await connection.fetchval(queries.current_schema)
+    if found != SCHEMA:
+        raise MigrationFailed(
+            f"New tables would be created in the schema {found}, not in {SCHEMA}: something in "
+            "between changes the search_path. Connect to the database without it."
+        )
 
 
 async def _run_with_retries(connection: Connection, migration: Migration) -> None:

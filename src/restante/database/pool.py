@@ -1,113 +1,62 @@
 """
-The pool, transactions, notifications, and the one translation of driver errors.
+The pool, and transactions.
 
 The pool replaces a lost connection the next time one is acquired, so a restart of Postgres costs
-the requests in flight and nothing else.
+the requests in flight and nothing else.  Connections that are open and useless, to a demoted or a
+silent server, are replaced as soon as one of them shows it.
 """
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol, cast
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, cast
 
 import asyncpg
 from asyncpg import Record as Row
 
-from restante.database import sql
-from restante.errors import (
-    DatabaseFull,
-    DatabaseTooOld,
-    DatabaseUnavailable,
-    RestanteError,
-    StatementTimedOut,
-    TableBusy,
+from restante.database import driver_errors, sessions, sql
+from restante.database.driver_errors import BROKEN, reason, translated, unreachable_translated
+from restante.database.sessions import (
+    CLOSE_SECONDS,
+    SCHEMA,
+    SEARCH_PATH,
+    Connection,
+    SetUp,
+    Tx,
+    check_version,
+    dedicated,
+    driver_options,
 )
+from restante.database.shares import Shares
+from restante.errors import DatabaseReadOnly, DatabaseUnavailable, RestanteError
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
     from asyncpg.transaction import Transaction
-    from asyncpg.types import ServerVersion
 
-
-class Connection(Protocol):
-    """
-    Any connection to our database.
-
-    What is executed on it is committed at once, unless a transaction is open.
-    """
-
-    async def execute(self, query: str, *args: object) -> str: ...
-    async def fetch(self, query: str, *args: object) -> "list[Row]": ...
-    async def fetchrow(self, query: str, *args: object) -> Row | None: ...
-    async def fetchval(self, query: str, *args: object) -> Any: ...
-    def transaction(self, *, readonly: bool = False) -> "Transaction": ...
-    def is_in_transaction(self) -> bool: ...
-    def is_closed(self) -> bool: ...
-    def terminate(self) -> None: ...
-    def get_server_version(self) -> "ServerVersion": ...
-    def get_settings(self) -> Any: ...
-
-
-class Tx(Connection, Protocol):
-    """
-    A connection with an open transaction.
-
-    A function that takes it relies on that: what it does is committed with everything else or not
-    at all.  Only the type checker knows the difference; at run time it is the same connection.
-    """
-
-    in_transaction: None
-
+__all__ = [  # the database as the subjects see it
+    "SCHEMA",
+    "SEARCH_PATH",
+    "Connection",
+    "Database",
+    "Row",
+    "Tx",
+    "dedicated",
+    "is_in_transaction",
+    "reason",
+    "transaction",
+    "translated",
+]
 
 queries = sql.load("restante.database")
 
-OLDEST_POSTGRES = 15
+# While the database stays read-only, each failed write would replace every connection.
+_DOUBT_SECONDS = 1.0
 
-# A schema of our own, so that Restante can share a database with an application.
-SCHEMA = "restante"
-# Temporary tables come last: without this they would be searched first.
-SEARCH_PATH = f"{SCHEMA}, pg_temp"
-
-_CLOSE_SECONDS = 1.0
-
-_CONNECTING = (
-    OSError,
-    TimeoutError,
-    ssl.SSLError,
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    ValueError,  # a malformed database URL
-    OverflowError,  # a port number out of range
-)
-_LOST = (
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.TooManyConnectionsError,
-    ConnectionError,
-)
-# What releasing or closing a connection may raise; the connection is gone in any case.
-_BROKEN = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-)
-
-_FROM_THE_DRIVER = (
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    *_LOST,
-    TimeoutError,
-)
-_CLOSED = "The connection to the database was closed."
-
-# The driver raises InterfaceError for lost connections and for programming errors; only the text
-# tells them apart.  A connection that is lost while acquired is released to the pool at once.
-_CONNECTION_LOST_TEXTS = ("closed", "closing", "released back to the pool")
+# One caller gets at most this part of the connections.
+_CALLERS_AT_LEAST = 4
 
 
 class Database:
@@ -115,7 +64,10 @@ class Database:
 
     def __init__(self, pool: "asyncpg.Pool[Row]", acquire_timeout_seconds: float) -> None:
         self._pool = pool
+        self._shares = Shares(max(1, pool.get_max_size() // _CALLERS_AT_LEAST))
         self._acquire_timeout_seconds = acquire_timeout_seconds
+        self._doubted_at = -_DOUBT_SECONDS
+        self.disk_full_at = -math.inf  # when Postgres last failed for that reason, monotonic
 
     @classmethod
     async def open(
@@ -126,11 +78,12 @@ class Database:
         acquire_timeout_seconds: float,
         statement_timeout_seconds: float,
     ) -> "Database":
-        """Connect; raises DatabaseUnavailable or DatabaseTooOld."""
-        options = connection_options(statement_timeout_seconds)
+        """Connect; raises DatabaseUnavailable, DatabaseTooOld or PoolerUnusable."""
+        set_up = SetUp(statement_timeout_seconds, is_pooled=await sessions.is_pooled(dsn))
+        options = driver_options(statement_timeout_seconds)
         with unreachable_translated():
             pool = await asyncpg.create_pool(
-                dsn, min_size=1, max_size=pool_size, reset=_no_reset, **options
+                dsn, min_size=1, max_size=pool_size, init=set_up, reset=_no_reset, **options
             )
         database = cls(pool, acquire_timeout_seconds)
         async with database.connection() as connection:
@@ -140,29 +93,58 @@ class Database:
     async def close(self) -> None:
         """Close all connections; terminate those with a query that does not end soon."""
         try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
+            async with asyncio.timeout(CLOSE_SECONDS):
                 await self._pool.close()
         except TimeoutError:
             self._pool.terminate()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """Acquire a connection without a transaction."""
+        """Acquire a connection without a transaction, within the share of the caller."""
+        async with (
+            self._shares.one(timeout_seconds=self._acquire_timeout_seconds),
+            self._acquired() as connection,
+        ):
+            yield connection
+
+    @asynccontextmanager
+    async def _acquired(self) -> AsyncIterator[Connection]:
         try:
             connection = await self._pool.acquire(timeout=self._acquire_timeout_seconds)
         except TimeoutError as error:
             raise DatabaseUnavailable(
                 f"No database connection became free within {self._acquire_timeout_seconds:g} s."
             ) from error
-        except _CONNECTING as error:
+        except driver_errors.CONNECTING as error:
             raise DatabaseUnavailable(f"The database does not answer: {reason(error)}.") from error
         try:
             with translated():
                 yield connection
+        except RestanteError as error:
+            if isinstance(error.__cause__, asyncpg.DiskFullError):
+                self.disk_full_at = time.monotonic()
+            if driver_errors.casts_doubt(error):
+                await self.replace_connections()
+            raise
         finally:
             # The pool terminates a connection that cannot be released in time.
-            with suppress(*_BROKEN):
-                await self._pool.release(connection, timeout=_CLOSE_SECONDS)
+            with suppress(*BROKEN):
+                await self._pool.release(connection, timeout=CLOSE_SECONDS)
+
+    async def replace_connections(self) -> None:
+        """Replace every connection before its next use; at most once a second."""
+        if time.monotonic() - self._doubted_at >= _DOUBT_SECONDS:
+            self._doubted_at = time.monotonic()
+            await self._pool.expire_connections()
+
+    async def check_writable(self) -> None:
+        """Raise DatabaseReadOnly if a write would be refused."""
+        async with self.connection() as connection:
+            if not await connection.fetchval(queries.accepts_writes):
+                raise DatabaseReadOnly(
+                    "The database accepts no writes now: it is a standby, or set read-only.",
+                    retry_after_seconds=driver_errors.RETRY_AFTER_SECONDS,
+                )
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Connection]:
@@ -225,9 +207,9 @@ async def _roll_back(connection: Connection, transaction: "Transaction") -> None
     then wait until that statement ends, although its caller is gone.
     """
     try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
+        async with asyncio.timeout(CLOSE_SECONDS):
             await transaction.rollback()
-    except _BROKEN:
+    except BROKEN:
         with suppress(asyncpg.InterfaceError):  # the pool has noticed the loss before us
             connection.terminate()
 
@@ -239,143 +221,3 @@ async def _no_reset(_connection: object) -> None:
     The driver has rolled back an open transaction by now.  Code that changes the session acquires
     the connection with `session`.
     """
-
-
-def connection_options(statement_timeout_seconds: float) -> dict[str, Any]:
-    """The options of every connection, pooled or not."""
-    milliseconds = str(round(statement_timeout_seconds * 1000))
-    return {
-        "command_timeout": statement_timeout_seconds + 5,  # when the server no longer answers
-        "timeout": 10,
-        "server_settings": {
-            "application_name": "restante",
-            "search_path": SEARCH_PATH,
-            "statement_timeout": milliseconds,
-            # A killed process's statement is cancelled, and its locks are released, within 2 s.
-            "client_connection_check_interval": "2000",
-            "idle_in_transaction_session_timeout": milliseconds,
-            # Partition bounds are parsed from the catalogue, so their format must be fixed.
-            "timezone": "UTC",
-            "datestyle": "ISO",
-            # What we confirm is on disk, whatever the database's default.  Statements that nobody
-            # waits for turn it off themselves.
-            "synchronous_commit": "on",
-        },
-    }
-
-
-@asynccontextmanager
-async def dedicated(
-    dsn: str, *, statement_timeout_seconds: float
-) -> "AsyncIterator[asyncpg.Connection[Row]]":
-    """A connection outside of the pool, for session-level locks and LISTEN."""
-    options = connection_options(statement_timeout_seconds)
-    with unreachable_translated():
-        connection = await asyncpg.connect(dsn, **options)
-    try:
-        check_version(connection)
-        with translated():
-            yield connection
-    finally:
-        # A close that fails or times out has closed the socket anyway.
-        with suppress(*_BROKEN):
-            await connection.close(timeout=_CLOSE_SECONDS)
-
-
-def check_version(connection: Connection) -> None:
-    """Raise DatabaseTooOld for a Postgres that does not know the SQL we use."""
-    if connection.get_server_version().major < OLDEST_POSTGRES:
-        version = connection.get_settings().server_version.split()[0]
-        raise DatabaseTooOld(
-            f"The database is Postgres {version}; Restante needs {OLDEST_POSTGRES} or newer."
-        )
-
-
-@contextmanager
-def unreachable_translated() -> Iterator[None]:
-    """Turn every failure to connect into one sentence, without the password."""
-    try:
-        yield
-    except _CONNECTING as error:
-        raise DatabaseUnavailable(
-            f"The database cannot be reached: {reason(error)}. Check RESTANTE_DATABASE_URL."
-        ) from error
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Translate what the driver raises; other exceptions pass unchanged."""
-    try:
-        yield
-    except _FROM_THE_DRIVER as error:
-        known = _translation(error)
-        if known is None:
-            raise
-        raise known from error
-
-
-def _translation(error: BaseException) -> RestanteError | None:
-    """The error as one of ours; None if it is a bug."""
-    match error:
-        case asyncpg.QueryCanceledError() | TimeoutError():
-            return StatementTimedOut(f"The database took too long: {reason(error)}.")
-        case _ if busy := _busy(error):
-            return busy
-        case asyncpg.DiskFullError() | asyncpg.OutOfMemoryError():
-            return DatabaseFull("The database has no space left; nothing was stored.")
-        case _ if isinstance(error, _LOST):
-            return DatabaseUnavailable(f"The database went away: {reason(error)}.")
-        case _ if _means_closed(error):
-            return DatabaseUnavailable(_CLOSED)
-        case _:
-            return None
-
-
-def _busy(error: BaseException) -> TableBusy | None:
-    """A lock timeout, a deadlock, or a partition that was sealed between two statements."""
-    if isinstance(error, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
-        return TableBusy(f"Another session holds a lock; try again: {reason(error)}.")
-    text = str(error)
-    if isinstance(error, asyncpg.CheckViolationError) and (
-        "no partition" in text or '"sealed"' in text
-    ):
-        return TableBusy(f"There is no open partition for this time; try again: {reason(error)}.")
-    return None
-
-
-def _means_closed(error: BaseException) -> bool:
-    if isinstance(error, asyncpg.InternalClientError):
-        # Postgres closes the connection while shutting down, and the driver misreads it.
-        return True
-    text = str(error)
-    return isinstance(error, asyncpg.InterfaceError) and any(
-        part in text for part in _CONNECTION_LOST_TEXTS
-    )
-
-
-def reason(error: BaseException) -> str:
-    """The first line of the driver's message, to be part of a sentence."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-class Listener:
-    """Receives notifications on a connection of its own."""
-
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-
-    @asynccontextmanager
-    async def listening(
-        self, channel: str, on_payload: Callable[[str], None]
-    ) -> AsyncIterator[asyncio.Event]:
-        """Call `on_payload` for each notification; the event is set when the connection is lost."""
-        lost = asyncio.Event()
-
-        def on_notification(_connection: object, _pid: int, _channel: str, payload: object) -> None:
-            on_payload(str(payload))
-
-        async with dedicated(self._dsn, statement_timeout_seconds=30) as connection:
-            connection.add_termination_listener(lambda _: lost.set())
-            await connection.add_listener(channel, on_notification)
-            yield lost

@@ -6,17 +6,20 @@ create schema restante;
 
 -- name: prepare
 -- Where migrations are recorded.  Created before the first of them, so it cannot be one itself.
-create table if not exists schema_migrations (
+create table if not exists restante.schema_migrations (
     number     integer     not null primary key,
     name       text        not null,
     checksum   text        not null,
     applied_at timestamptz not null default clock_timestamp()
 );
-create table if not exists schema_compatibility (
+create table if not exists restante.schema_compatibility (
     only_row    boolean not null primary key default true check (only_row),
     oldest_code integer not null
 );
-insert into schema_compatibility (oldest_code) values (0) on conflict do nothing;
+insert into restante.schema_compatibility (oldest_code) values (0) on conflict do nothing;
+
+-- name: current_schema
+select current_schema();
 
 -- name: is_prepared
 select to_regclass('restante.schema_compatibility') is not null;
@@ -107,3 +110,26 @@ select pg_advisory_unlock(hashtextextended('restante.' || $1, 0));
 
 -- name: notify
 select pg_notify($1, $2) from (select set_config('synchronous_commit', 'off', true)) as unsynced;
+
+-- name: backend_pid
+select pg_backend_pid();
+
+-- name: accepts_writes
+-- False on a standby, and where transactions are read-only by default.
+select current_setting('transaction_read_only') = 'off';
+
+-- name: end_lost_backend
+-- Whether what a lost connection had begun is decided.  A backend that still works on it is left alone:
+-- it notices by itself that its client is gone.  One that waits for its client is ended, because the
+-- statement may still be on its way.  A pooler may have given it to another client; that one has
+-- nothing of ours left.  A standby cannot tell: it may not have received the commit yet.
+with lost as (
+    select pid, state from pg_stat_activity
+     where pid = $1
+       and pid <> pg_backend_pid()
+       and datname = current_database()
+       and usename = session_user
+       and (state = 'active' or not $2)
+)
+select not pg_is_in_recovery() and not exists (select from lost) as is_over,
+       (select pg_terminate_backend(pid) from lost where state is distinct from 'active') as ended;

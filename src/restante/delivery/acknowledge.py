@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 import structlog
 
+from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database
 from restante.delivery import store
 from restante.delivery.fetch import GONE
@@ -12,7 +13,7 @@ from restante.errors import RestanteError, UploadGone
 from restante.feed import store as feed
 from restante.feed.rules import UNLIMITED, WriteLimits
 from restante.feed.wakeups import Wakeups
-from restante.ids import FileId, WorkspaceId
+from restante.ids import FileId, WorkspaceId, new_activity_id
 
 log = structlog.get_logger()
 
@@ -26,8 +27,11 @@ async def acknowledge(
     False if the sweep deleted the upload in the same moment.  Raises UploadGone if there is nothing
     to acknowledge.
     """
-    async with db.connection() as connection:
-        acked = await store.acknowledge(connection, workspace_id, file_id, now=now)
+
+    async def commit(connection: Connection) -> store.Acknowledged | None:
+        return await store.acknowledge(connection, workspace_id, file_id, now=now)
+
+    acked = await decided(db, commit, commit)
     if acked is None:
         raise UploadGone(GONE)
     if acked.is_first:
@@ -53,18 +57,25 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
     """
     async with db.connection() as connection:
         found = await store.get_acked(connection, workspace_id, file_id)
-        if found is None or (found.acked_at and found.acked_at < now - ack_retention):
-            raise UploadGone(GONE)
+    if found is None or (found.acked_at and found.acked_at < now - ack_retention):
+        raise UploadGone(GONE)
+    row_id = new_activity_id(now)
+
+    async def commit(connection: Connection) -> int:
         if not await store.reopen(
             connection,
             found,
+            row_id=row_id,
             now=now,
             acked_since=now - ack_retention,
             expires_at=now + ack_retention,
             limits=limits,
         ):
             raise await _not_reopened(connection, found, limits)
-    wakeups.grew(workspace_id)
+        return True
+
+    with wakeups.growing(workspace_id):
+        await decided(db, commit, lambda c: feed.seq_of(c, workspace_id, row_id))
     _log("upload_reopened", workspace_id, file_id, found.size, found.name)
 
 

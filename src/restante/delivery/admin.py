@@ -9,6 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from restante import wire
+from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database
 from restante.delivery import acknowledge, store
 from restante.delivery.fetch import GONE
@@ -97,10 +98,12 @@ class UploadAdmin:
         Idempotent.  Raises UploadGone if it does not exist or was acknowledged.
         """
         before = await self.show(file_id, workspace_id, now=now)
-        async with self._db.connection() as connection:
-            expired = await store.expire(
-                connection, WorkspaceId(before.workspace_id), file_id, now=now
-            )
+        owner = WorkspaceId(before.workspace_id)
+
+        async def commit(connection: Connection) -> store.Expired | None:
+            return await store.expire(connection, owner, file_id, now=now)
+
+        expired = await decided(self._db, commit, commit)
         if expired is None:
             raise UploadGone(GONE)
         if expired.acked_at:

@@ -104,6 +104,8 @@ class Download(Response):
                     await self._send_head(send)
                     has_begun = True
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+                # An empty piece waits like any other, until the client has taken the one before.
+                await send({"type": "http.response.body", "body": b"", "more_body": True})
         except RestanteError as error:
             if not has_begun:
                 raise

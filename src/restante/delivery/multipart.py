@@ -20,7 +20,11 @@ from restante.errors import RequestTooLarge, TooManyFiles, UploadMalformed, Uplo
 MAX_BODY_BYTES = MAX_REQUEST_BYTES + MAX_FORM_BYTES
 _MAX_PARTS = MAX_FILES_PER_REQUEST + 64  # other fields of the form are ignored
 _MAX_BOUNDARY = 200
+_MAX_CONTENT_TYPE = 500  # the email package parses it in quadratic time
 _FIELD = "files"
+
+# Other requests get their turn after so many bytes: the headers of hostile parts take milliseconds.
+_SLICE_BYTES = 16 * 1024
 
 
 def declared_length(request: Request) -> int | None:
@@ -54,15 +58,23 @@ async def receive_files(
 
 
 def _parser(request: Request) -> PushMultipartParser:
-    header = Message()
-    header["Content-Type"] = request.headers.get("content-type", "")
-    boundary = header.get_boundary("")
-    if header.get_content_type() != "multipart/form-data" or not 0 < len(boundary) <= _MAX_BOUNDARY:
+    boundary = _boundary(request.headers.get("content-type", ""))
+    if not 0 < len(boundary) <= _MAX_BOUNDARY:
         raise UploadMalformed("Send the files as multipart/form-data, in parts named files.")
     try:
         return PushMultipartParser(boundary, max_segment_count=_MAX_PARTS)
     except MultipartError as error:
         raise _malformed(error) from error
+
+
+def _boundary(content_type: str) -> str:
+    """The boundary of a form; empty if it has none, or if it is no form."""
+    if len(content_type) > _MAX_CONTENT_TYPE:
+        return ""
+    header = Message()
+    header["Content-Type"] = content_type
+    is_form = header.get_content_type() == "multipart/form-data"
+    return header.get_boundary("") if is_form else ""
 
 
 async def _pieces(
@@ -103,18 +115,29 @@ async def _parse(
         received += len(piece)
         if received > MAX_BODY_BYTES:
             raise request_too_large()
-        now = datetime.now(UTC)
-        for event in parser.parse(piece) if piece else ():
-            if isinstance(event, MultipartSegment):
-                if event.name == _FIELD:
-                    types = (value for name, value in event.headerlist if name == "Content-Type")
-                    await incoming.begin_file(event.filename or "", next(types, ""), now=now)
-            elif incoming.open_file and event is None:
-                await incoming.end_file(now=now)
-            elif incoming.open_file:
-                await incoming.write(bytes(event or b""), now=now)
+        for at in range(0, len(piece), _SLICE_BYTES):
+            await _parse_slice(parser, piece[at : at + _SLICE_BYTES], incoming)
+            await asyncio.sleep(0)
     parser.close()
 
 
-def _malformed(error: Exception) -> UploadMalformed:
-    return UploadMalformed(f"The multipart body is broken: {str(error).lower().rstrip('.')}.")
+async def _parse_slice(parser: PushMultipartParser, piece: bytes, incoming: Incoming) -> None:
+    """A segment begins a part, bytes are its contents, None ends it; other fields are ignored."""
+    now = datetime.now(UTC)
+    for event in parser.parse(piece):
+        if isinstance(event, MultipartSegment):
+            if event.name == _FIELD:
+                types = (value for name, value in event.headerlist if name == "Content-Type")
+                await incoming.begin_file(event.filename or "", next(types, ""), now=now)
+        elif incoming.open_file and event is None:
+            await incoming.end_file(now=now)
+        elif incoming.open_file:
+            await incoming.write(bytes(event or b""), now=now)
+
+
+def _malformed(error: MultipartError) -> UploadMalformed:
+    """The parser's own words; of an error with a cause the first part, without the exception."""
+    if any(isinstance(part, UnicodeDecodeError) for part in error.args):
+        return UploadMalformed("The headers of a part, such as its file name, must be UTF-8.")
+    words = str(error.args[0]).lower().rstrip(".")
+    return UploadMalformed(f"The multipart body is broken: {words}.")

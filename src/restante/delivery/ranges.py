@@ -5,6 +5,10 @@ from dataclasses import dataclass
 
 from restante.errors import RangeNotSatisfiable
 
+# Longer headers are not parsed: a range needs few characters, and nobody has so many versions.
+_MAX_RANGE = 100
+_MAX_TAGS = 4096
+
 _SINGLE = re.compile(
     r"bytes=\s*(?P<first>\d{0,19})-(?P<last>\d{0,19})\s*", re.IGNORECASE | re.ASCII
 )
@@ -29,7 +33,7 @@ def wanted_range(header: str | None, size: int) -> ByteRange | None:
     A range that cannot be parsed, or several at once, counts as none, as RFC 9110 allows.  Raises
     RangeNotSatisfiable for a range that begins after the end.
     """
-    match = _SINGLE.fullmatch(header or "")
+    match = _SINGLE.fullmatch(header or "") if len(header or "") <= _MAX_RANGE else None
     if match is None or match["first"] == match["last"] == "":
         return None
     if match["first"] == "":
@@ -51,6 +55,8 @@ def _checked(found: ByteRange, size: int) -> ByteRange:
 
 
 def matches_tag(header: str | None, tag: str) -> bool:
-    """Whether an If-None-Match or If-Range header names this entity tag."""
+    """Whether an If-None-Match or If-Range header names this entity tag; one too long does not."""
+    if len(header or "") > _MAX_TAGS:
+        return False
     given = [part.strip().removeprefix("W/") for part in (header or "").split(",")]
     return tag in given or given == ["*"]

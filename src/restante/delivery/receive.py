@@ -12,7 +12,7 @@ published; what an aborted request has written is unreachable, and leaves with i
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -21,6 +21,7 @@ import structlog
 
 from restante import wire
 from restante.database import partitions
+from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database, is_in_transaction, translated
 from restante.delivery import rules, store
 from restante.delivery.blobs import WINDOW_CHUNKS, Blobs
@@ -41,6 +42,7 @@ from restante.errors import (
     BadRequest,
     FileTooLarge,
     KeyReused,
+    OutcomeUnknown,
     RestanteError,
     TooManyFiles,
     UploadMalformed,
@@ -51,6 +53,7 @@ from restante.feed import store as feed
 from restante.feed.rules import UNLIMITED, WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
+from restante.retention.disk import Disk
 
 log = structlog.get_logger()
 
@@ -73,6 +76,7 @@ class Receiver:
         policy: ReceivePolicy,
         *,
         limits: WriteLimits = UNLIMITED,
+        disk: Disk | None = None,
         usage_fresh_seconds: float = _USAGE_FRESH_SECONDS,
     ) -> None:
         self.db = db
@@ -80,6 +84,7 @@ class Receiver:
         self.policy = policy
         self.limits = limits
         self.reservations = Reservations(db, policy.quota, limits)
+        self.disk = disk or Disk(db)
         self._wakeups = wakeups
         self._in_progress: set[Incoming] = set()
         self._server = store.ServerUsage(0, 0, 0, 0)
@@ -104,7 +109,7 @@ class Receiver:
 
         The files of a request that repeats an idempotency key are hashed and not stored.  Raises
         BadRequest for a TTL outside of the operator's limits; QuotaTooSmall and ServerFull if the
-        declared size can not fit.
+        declared size can not fit; DiskLow.
         """
         if ttl is not None:
             self.policy.check_ttl(ttl)
@@ -140,7 +145,11 @@ class Receiver:
                 # The transaction locks the reservation; after a rollback it expires.
                 self.reservations.forget(incoming.room)
                 return
-            incoming.is_published = await self._is_committed(incoming)
+            await self._look_up(incoming)
+        if incoming.is_unknown:  # without a commit, the reservation expires
+            self.reservations.forget(incoming.room)
+            self._wakeups.grew(incoming.workspace_id)
+            return
         if not incoming.is_published:
             await incoming.abort()
             return
@@ -159,13 +168,16 @@ class Receiver:
                 name=file.name,
             )
 
-    async def _is_committed(self, incoming: "Incoming") -> bool:
+    async def _look_up(self, incoming: "Incoming") -> None:
         """Whether the caller's transaction, which has ended by now, was committed."""
-        with suppress(RestanteError):
+        file_id = incoming.files[0].file_id
+        try:
             async with self.db.connection() as connection:
-                file_id = incoming.files[0].file_id
-                return bool(await store.created_at(connection, incoming.workspace_id, file_id))
-        return False
+                found = await store.created_at(connection, incoming.workspace_id, file_id)
+        except RestanteError:
+            incoming.is_unknown = True
+        else:
+            incoming.is_published = found is not None
 
     async def claim(self, incoming: "Incoming", wanted: Usage, *, now: datetime) -> None:
         """Claim this much in all for an upload; raises WorkspaceFull and ServerFull."""
@@ -183,7 +195,8 @@ class Receiver:
         self._claimed_since_bytes += extra.bytes
 
     async def check_server(self, extra: Usage) -> None:
-        """Raise ServerFull unless the server has room for that much more."""
+        """Raise ServerFull or DiskLow unless the server has room for that much more."""
+        self.disk.check()
         async with self._server_lock:
             if time.monotonic() - self._server_read_at >= self._usage_fresh_seconds:
                 await self._read_usage()
@@ -231,6 +244,7 @@ class Incoming:
     files: list[IncomingFile] = field(default_factory=list[IncomingFile])
     total_bytes: int = 0
     is_published: bool = False
+    is_unknown: bool = False  # the database did not say whether they were published
     joined: Connection | None = None  # whose transaction the caller commits, or not
     is_closed: bool = False
     open_file: IncomingFile | None = None  # the one that is arriving now
@@ -308,6 +322,7 @@ class Incoming:
 
     async def _write_ahead(self, *, now: datetime) -> None:
         """Write the collected chunks while more arrive; one write at a time."""
+        self._take_disk()
         if self._writing:
             await self._writing
         bucket = await self._reserve(now=now)
@@ -316,6 +331,10 @@ class Incoming:
         self._writing = asyncio.create_task(
             self._receiver.blobs.put(self.workspace_id, bucket, chunks)
         )
+
+    def _take_disk(self) -> None:
+        """The collected chunks are written now: raises DiskLow if the disk has filled meanwhile."""
+        self._receiver.disk.take(sum(len(chunk.bytes) for chunk in self._chunks))
 
     async def _reserve(self, *, now: datetime) -> datetime:
         """
@@ -337,13 +356,22 @@ class Incoming:
         Make the files visible in one synced commit; returns the answer for the sender.
 
         With an idempotency key that was used before, that is the first answer, and nothing is
-        stored.  Raises KeyReused, WorkspaceFull, TooMuchWritten, FeedFull, or UploadTooSlow if the
-        reservation has expired.
+        stored.  Raises KeyReused, WorkspaceFull, TooMuchWritten, FeedFull, UploadTooSlow if the
+        reservation has expired, or OutcomeUnknown.
         """
         batch = await self._batch(now=now, key=key)
-        async with self._receiver.db.connection() as connection:
-            publish = store.publish_with_key if key else store.publish
-            self.is_published = await publish(connection, batch) is not None
+        publish = store.publish_with_key if key else store.publish
+        last = batch.activity_ids[-1]
+        try:
+            seq = await decided(
+                self._receiver.db,
+                lambda connection: publish(connection, batch),
+                lambda connection: feed.seq_of(connection, self.workspace_id, last),
+            )
+        except OutcomeUnknown:
+            self.is_unknown = True
+            raise
+        self.is_published = seq is not None
         if self.is_published:
             return self._answer()
         await self.abort()
@@ -373,6 +401,7 @@ class Incoming:
             raise BadRequest("These files were published before, or their block has ended.")
         if not self.files:
             raise UploadMalformed("The request holds no part named files.")
+        self._take_disk()
         if self._writing:
             await self._writing
             await self._reserve(now=now)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -20,7 +20,7 @@ from restante.delivery.rules import (
     Usage,
 )
 from restante.feed.rules import RECEIVED, UNLIMITED, WriteLimits, row_bytes
-from restante.ids import FileId, WorkspaceId, new_activity_id
+from restante.ids import ActivityId, FileId, WorkspaceId, new_activity_id
 
 queries = sql.load("restante.delivery")
 
@@ -57,6 +57,11 @@ class Batch:
     reservation: UUID | None = None
     counted_bytes: int = 0  # as written, with the reservation
     answer: Answer | None = None
+    activity_ids: Sequence[ActivityId] = field(init=False)  # known before the commit
+
+    def __post_init__(self) -> None:
+        ids = [new_activity_id(self.created_at) for _ in self.files]
+        object.__setattr__(self, "activity_ids", ids)
 
     @property
     def feed_bytes(self) -> int:
@@ -106,7 +111,7 @@ async def publish(connection: Connection, batch: Batch) -> int | None:
         RECEIVED,
         UPLOAD_METHOD,
         "ok",
-        [new_activity_id(batch.created_at) for _ in files],
+        batch.activity_ids,
         [summary for _, summary, _ in lines],
         [body for _, _, body in lines],
         [row_bytes(*line) for line in lines],
@@ -353,6 +358,7 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
     connection: Connection,
     upload: Upload,
     *,
+    row_id: ActivityId,
     now: datetime,
     acked_since: datetime,
     expires_at: datetime,
@@ -366,7 +372,7 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
         upload.file_id,
         acked_since,
         expires_at,
-        new_activity_id(now),
+        row_id,
         now,
         RECEIVED,
         method,

@@ -27,6 +27,7 @@ from restante.delivery.rules import (
 from restante.errors import (
     AddressRefused,
     BadRequest,
+    DiskLow,
     FeedFull,
     FileTooLarge,
     KeyReused,
@@ -36,6 +37,7 @@ from restante.errors import (
     RequestTooLarge,
     RestanteError,
     ServerFull,
+    TooManyAtOnce,
     TooManyFiles,
     TooMuchWritten,
     UploadGone,
@@ -46,7 +48,6 @@ from restante.errors import (
     WorkspaceUnknown,
     WorkspaceUnreachable,
 )
-from restante.http.bodies import refused
 from restante.http.operations import operation, query_of
 from restante.http.problems import json_response
 from restante.ids import FileId, as_uuid
@@ -110,9 +111,11 @@ class UploadQuery(msgspec.Struct, frozen=True):
         WorkspaceFull,
         TooMuchWritten,
         FeedFull,
+        TooManyAtOnce,
         WorkspaceUnreachable,
         AddressRefused,
         ServerFull,
+        DiskLow,
     ),
     headers={wire.IDEMPOTENCY_KEY: "Makes a repeated request return the first answer."},
 )
@@ -126,7 +129,7 @@ async def upload(request: Request) -> Response:
         answer = await _receive(request, workspace)
     except RestanteError as refusal:
         relay.log_refusal(workspace, refusal)
-        return await refused(request, refusal, max_bytes=multipart.MAX_BODY_BYTES)
+        raise
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
@@ -251,8 +254,10 @@ async def content(request: Request) -> Response:
 async def acknowledge(request: Request) -> Response:
     file_id = _file_id(request)
     workspace = await auth.owner(request)
-    existed = await acknowledging.acknowledge(
-        _db(request), workspace.id, file_id, now=datetime.now(UTC)
+    existed = await _receiver(request).disk.with_room(
+        lambda: acknowledging.acknowledge(
+            _db(request), workspace.id, file_id, now=datetime.now(UTC)
+        )
     )
     return json_response(wire.Acked(acked=True, raced=not existed))
 

@@ -42,7 +42,7 @@ from restante.errors import (
 from restante.feed.watch import Watch, WatchPolicy, watching
 from restante.http import problems
 from restante.http.disconnect import disconnected, while_connected
-from restante.http.operations import operation
+from restante.http.operations import operation, parameters
 from restante.ids import ActivityId, as_uuid
 from restante.workspaces import auth
 
@@ -96,7 +96,7 @@ class EventsQuery(msgspec.Struct, frozen=True):
     headers={"Last-Event-ID": "The id of the last row received; the rows after it come first."},
 )
 async def stream(request: Request) -> Response:
-    caller = _with_token(request, request.query_params.get("access_token"))
+    caller = _with_token(request, parameters(request).get("access_token"))
     watch = await _watch(caller)
     if request.method == "HEAD":
         return Response(headers=_HEADERS)
@@ -129,7 +129,7 @@ def _after(connection: HTTPConnection) -> ActivityId | None:
 
     The header wins: a browser that reconnects sends it with the URL of its first attempt.
     """
-    sent = connection.headers.get("last-event-id") or connection.query_params.get("last_event_id")
+    sent = connection.headers.get("last-event-id") or parameters(connection).get("last_event_id")
     if not sent:
         return None
     found = as_uuid(sent)
@@ -173,6 +173,7 @@ def _abort(connection: HTTPConnection) -> bool:
         workspace=connection.path_params["workspace_id"],
         way=connection.scope["type"],
     )
+    connection.app.state.metrics.connections.cut_off.labels("slow_reader").inc()
     transport = connection.scope.get(TRANSPORT)
     if transport is not None:
         transport.abort()

@@ -12,8 +12,10 @@ from restante import wire
 from restante.errors import (
     AddressRefused,
     BadRequest,
+    DiskLow,
     FeedFull,
     NotAuthenticated,
+    TooManyAtOnce,
     TooManyMessages,
     TooMuchWritten,
     WorkspaceHasNoCallback,
@@ -62,21 +64,25 @@ def _rate(request: Request) -> Rate:
         TooManyMessages,
         TooMuchWritten,
         FeedFull,
+        TooManyAtOnce,
         WorkspaceUnreachable,
         AddressRefused,
+        DiskLow,
     ),
     headers={wire.CALLER_ID: "The sender's workspace; must be the one the token belongs to."},
 )
 async def send(request: Request) -> Response:
-    sender, workspace = await auth.sender(request)
+    sender = await auth.sender(request)
     if sender:
+        # Before the look-up: a wrong id costs as much as a message, so that ids cannot be probed.
         _rate(request).spend(sender)
+    workspace = await auth.recipient(request)
     body = await read_limited(request)
     if sender:
         _rate(request).spend_bytes(sender, len(body))
     message = _message(body)
     if workspace.delivery_mode == "push":
-        return relay.message(request, workspace, body)
+        return relay.message(request, workspace, body, sender=sender)
     method = clean_label(message["method"])
     row = NewActivity(
         method=method,

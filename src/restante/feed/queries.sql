@@ -43,40 +43,99 @@ select workspace_id,
  limit $2;
 
 -- name: cursor
--- One row by key for an empty poll: the seq of the cursor's row, and the feed's marks.
-select feeds.last_seq, feeds.trimmed_seq, feeds.acked_seq, feed.seq
-  from feeds left join feed on feed.workspace_id = feeds.workspace_id and feed.id = $2
+-- One row by key for an empty poll: the seq of the cursor's row, and the feed's marks.  The order can
+-- come from the primary key only, so no other index is walked, whatever the statistics say.
+select feeds.last_seq, feeds.trimmed_seq, feeds.acked_seq, found.seq
+  from feeds left join lateral (
+           select feed.seq from feed
+            where feed.workspace_id = $1 and feed.id between $2 and $2
+            order by feed.id
+            limit 1
+       ) as found on true
  where feeds.workspace_id = $1;
+
+-- name: seq_of
+select seq from feed where workspace_id = $1 and id = $2;
 
 -- name: marks
 select last_seq, trimmed_seq, acked_seq from feeds where workspace_id = $1;
 
+-- name: last_before
+-- The last row by id, which is by time.
+select seq from feed where workspace_id = $1 and id < $2 order by id desc limit 1;
+
 -- name: rows_after
-select id, workspace_id, seq, activity_type, source_id, target_id, method, summary, request_body,
-       response_body, duration_ms, status, error_detail, created_at
-  from feed
- where workspace_id = $1
-   and seq > $2
-   and ($3::text is null or activity_type = $3)
-   and ($4::boolean is null or (source_id is not null) = $4)
-   and ($5::timestamptz is null or created_at >= $5)
- order by seq
- limit $6;
+-- The rows between two seqs, up to so many rows and bytes; the first row in any case.  The seqs are
+-- dense, so this looks at no more rows than lie between the two, whatever is filtered out.  A row of the
+-- previous release does not say its size.  Its body is measured without reading it: a compressed one
+-- counts as large as its compression can make it (pglz packs 8 runs of up to 273 bytes into 25, lz4 at
+-- most 255 bytes into one).
+select id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
+       convert_to(request_body::text, 'UTF8') as request_body,
+       convert_to(response_body::text, 'UTF8') as response_body,
+       duration_ms, status, error_detail, created_at
+  from (
+    select *, sum(body_bytes) over (order by seq rows unbounded preceding) as bytes_so_far
+      from (
+        select *, coalesce(
+                   bytes,
+                   pg_column_size(request_body)::bigint
+                   * case pg_column_compression(request_body)
+                          when 'pglz' then 88 when 'lz4' then 256 else 1 end,
+                   0) as body_bytes
+          from feed
+         where workspace_id = $1
+           and seq > $2
+           and seq <= $3
+           and ($4::text is null or activity_type = $4)
+           and ($5::boolean is null or (source_id is not null) = $5)
+           and ($6::timestamptz is null or created_at >= $6)
+         order by seq
+         limit $7
+      ) as found
+  ) as measured
+ where bytes_so_far <= $8 or bytes_so_far = body_bytes
+ order by seq;
 
 -- name: newest_rows
-select id, workspace_id, seq, activity_type, source_id, target_id, method, summary, request_body,
-       response_body, duration_ms, status, error_detail, created_at
-  from feed
- where workspace_id = $1
-   and ($2::text is null or activity_type = $2)
-   and ($3::boolean is null or (source_id is not null) = $3)
-   and ($4::timestamptz is null or created_at >= $4)
- order by seq desc
- limit $5;
+-- The same from the newest down.
+select id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
+       convert_to(request_body::text, 'UTF8') as request_body,
+       convert_to(response_body::text, 'UTF8') as response_body,
+       duration_ms, status, error_detail, created_at
+  from (
+    select *, sum(body_bytes) over (order by seq desc rows unbounded preceding) as bytes_so_far
+      from (
+        select *, coalesce(
+                   bytes,
+                   pg_column_size(request_body)::bigint
+                   * case pg_column_compression(request_body)
+                          when 'pglz' then 88 when 'lz4' then 256 else 1 end,
+                   0) as body_bytes
+          from feed
+         where workspace_id = $1
+           and seq > $2
+           and seq <= $3
+           and ($4::text is null or activity_type = $4)
+           and ($5::boolean is null or (source_id is not null) = $5)
+           and ($6::timestamptz is null or created_at >= $6)
+         order by seq desc
+         limit $7
+      ) as found
+  ) as measured
+ where bytes_so_far <= $8 or bytes_so_far = body_bytes
+ order by seq desc;
 
 -- name: acknowledge
 -- Monotonic: a stale or repeated mark changes nothing, and a mark beyond the newest row is capped.
-update feeds set acked_seq = greatest(acked_seq, least($2, last_seq))
+-- A mark whose row is another one is from before a restore: the rows up to it were not handled.
+update feeds
+   set acked_seq = case
+           when $3::uuid is null
+             or exists (select from feed where workspace_id = $1 and id = $3 and seq = $2)
+           then greatest(acked_seq, least($2, last_seq))
+           else acked_seq
+       end
  where workspace_id = $1
 returning acked_seq;
 

@@ -8,10 +8,19 @@ from uuid import UUID
 
 from restante import wire
 from restante.errors import FeedFull, RestanteError, TooMuchWritten
+from restante.ids import ActivityId
 
 RECEIVED = "a2a_receive"
 MAX_PAGE = 500
 DEFAULT_PAGE = 100
+# A page ends here too, so that a few readers cannot fill the memory; its first row always fits.
+MAX_PAGE_BYTES = 4 * 1024 * 1024
+# One statement looks at no more rows than this, however few of them a filter lets pass.
+ROWS_PER_LOOK = 2000
+# Up to this size an answer is in the buffers of the connection, and no longer ours to bound.
+SMALL_ANSWER_BYTES = 64 * 1024
+# How far the clocks of two servers may be apart: ids and times follow the seqs to within this.
+CLOCK_SKEW = timedelta(hours=1)
 LONGEST_LOOK_BACK_SECONDS = 30 * 24 * 3600
 LONGEST_WAIT_SECONDS = 60
 
@@ -142,11 +151,49 @@ EVERYTHING = Filter()
 
 
 @dataclass(frozen=True, slots=True)
+class Query:
+    """What a reader asks for."""
+
+    since_id: ActivityId | None = None
+    since_seq: int | None = None  # not beside since_id
+    wanted: Filter = EVERYTHING
+    limit: int = DEFAULT_PAGE
+    max_bytes: int = MAX_PAGE_BYTES
+    wait_seconds: float = 0
+
+    @property
+    def is_newest_first(self) -> bool:
+        """Whether there is no cursor to go on after."""
+        return self.since_id is None and self.since_seq is None
+
+    @property
+    def may_take_long(self) -> bool:
+        """Whether it may wait for a row, or search the whole feed."""
+        return self.wait_seconds > 0 or self.wanted != EVERYTHING
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
-    """Rows, and the marks as they were after the rows were read."""
+    """Rows, the marks as they were after the rows were read, and where to go on."""
 
     rows: Sequence[wire.ActivityRow]
     marks: Marks
+    read_seq: int  # no row after this one has been looked at
+
+    @property
+    def has_more(self) -> bool:
+        """Whether rows are left to be looked at; a filter may still let none of them pass."""
+        return self.read_seq < self.marks.last_seq
+
+    @property
+    def body_bytes(self) -> int:
+        """How much memory its bodies take."""
+        return sum(map(body_bytes, self.rows))
+
+
+def body_bytes(row: wire.ActivityRow) -> int:
+    """The size of what others have written into a row."""
+    return memoryview(row.request_body).nbytes + memoryview(row.response_body).nbytes
 
 
 def with_kinds(message: Mapping[str, Any]) -> dict[str, Any]:

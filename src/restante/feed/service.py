@@ -1,63 +1,72 @@
 """A workspace's feed: append, read after a cursor, wait for new rows, acknowledge."""
 
 import time
-from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
 
+from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database
-from restante.errors import CursorGone, RestanteError, TableBusy, WorkspaceUnknown
+from restante.errors import RestanteError, TableBusy, WorkspaceUnknown
 from restante.feed import store
+from restante.feed.pages import Look, Reader
 from restante.feed.rules import (
-    DEFAULT_PAGE,
-    EVERYTHING,
+    ROWS_PER_LOOK,
     UNLIMITED,
-    Filter,
-    Marks,
     NewActivity,
     Page,
+    Query,
     WriteLimits,
 )
+from restante.feed.turns import Places, Scans
 from restante.feed.wakeups import Wakeups
-from restante.ids import ActivityId, WorkspaceId
+from restante.ids import ActivityId, WorkspaceId, new_activity_id
+from restante.retention.disk import Disk
 
 log = structlog.get_logger()
 
-_NO_FEED = Marks(0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """What a reader asks for."""
-
-    since_id: ActivityId | None = None
-    since_seq: int | None = None  # not beside since_id
-    wanted: Filter = EVERYTHING
-    limit: int = DEFAULT_PAGE
-    wait_seconds: float = 0
+_LARGE_ANSWERS = 8  # of one workspace at a time; each takes a page of memory
+_ALL_ROWS = 2**62  # a seq plus this is still a bigint
 
 
 class Feed:
     """Appends to feeds and reads them."""
 
-    def __init__(self, db: Database, wakeups: Wakeups, limits: WriteLimits = UNLIMITED) -> None:
+    def __init__(
+        self,
+        db: Database,
+        wakeups: Wakeups,
+        limits: WriteLimits = UNLIMITED,
+        disk: Disk | None = None,
+    ) -> None:
         self._db = db
+        self._scans = Scans()
+        # Separate, so that watchers cannot keep the workspace from polling.
+        self.large_answers = Places(_LARGE_ANSWERS)
+        self.large_events = Places(_LARGE_ANSWERS)
         self.wakeups = wakeups
         self._limits = limits
+        self._disk = disk or Disk(db)
 
     async def append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
         """
         Append one row in a synced commit, and wake waiting readers.
 
-        Raises WorkspaceUnknown, FeedFull and TooMuchWritten.
+        Raises WorkspaceUnknown, FeedFull, TooMuchWritten, DiskLow and OutcomeUnknown.
         """
-        limits = self._limits.for_source(row.source_id)
-        async with self._db.connection() as connection:
-            seq = await store.append(connection, workspace_id, row, now=now, limits=limits)
+        self._disk.take(row.bytes)
+        row_id, limits = new_activity_id(now), self._limits.for_source(row.source_id)
+
+        async def commit(connection: Connection) -> int:
+            seq = await store.append(
+                connection, workspace_id, row, now=now, row_id=row_id, limits=limits
+            )
             if seq is None:
                 raise await refusal(connection, workspace_id, limits, row.bytes)
-        self.wakeups.grew(workspace_id)
+            return seq
+
+        with self.wakeups.growing(workspace_id):
+            seq = await decided(self._db, commit, lambda c: store.seq_of(c, workspace_id, row_id))
         log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
         return seq
 
@@ -72,76 +81,55 @@ class Feed:
             return await self._page(workspace_id, query)
         ends_at = time.monotonic() + query.wait_seconds
         async with self.wakeups.waiting(workspace_id) as waiter:
-            while True:
-                page = await self._page(workspace_id, query)
+            page = await self._page(workspace_id, query)
+            while not page.rows and not self.wakeups.stopping:
                 left = ends_at - time.monotonic()
-                if page.rows or left <= 0 or self.wakeups.stopping:
-                    return page
+                if left <= 0:
+                    break
                 await waiter.wait(left)
+                page = await self._page(workspace_id, query, after_seq=page.read_seq)
+            return page
 
-    async def _page(self, workspace_id: WorkspaceId, query: Query) -> Page:
-        async with self._db.connection() as connection:
-            if query.since_seq is not None:
-                marks = await self._marks(connection, workspace_id)
-                seq = query.since_seq
-            elif query.since_id is not None:
-                seq, marks = await self._cursor(connection, workspace_id, query.since_id)
-            else:
-                rows = await store.newest_rows(connection, workspace_id, query.wanted, query.limit)
-                return Page(rows, await self._marks(connection, workspace_id))
-            return await self._page_after(connection, workspace_id, seq, marks, query)
-
-    async def _cursor(
-        self, connection: Connection, workspace_id: WorkspaceId, since: ActivityId
-    ) -> tuple[int, Marks]:
-        """The seq of a row, and the marks at the time of the look-up."""
-        cursor = await store.cursor(connection, workspace_id, since)
-        if cursor is None or cursor.seq is None:
-            raise _cursor_gone(cursor.marks if cursor else _NO_FEED)
-        return cursor.seq, cursor.marks
-
-    async def _page_after(
-        self,
-        connection: Connection,
-        workspace_id: WorkspaceId,
-        seq: int,
-        marks: Marks,
-        query: Query,
+    async def _page(
+        self, workspace_id: WorkspaceId, query: Query, *, after_seq: int | None = None
     ) -> Page:
         """
-        The rows after a seq, then the marks: in this order, a trim in between is noticed.
+        The rows of a query; those after a seq, if all rows up to it were looked at before.
 
-        DROP TABLE ignores the snapshots of readers, so marks that were read first could confirm a
-        page that has lost its beginning.
+        A look at a few rows is enough, unless a filter lets too few of them pass.  Then the rest of
+        the feed is scanned.  Scans take turns, or they would take the connections of everybody.
         """
-        rows = []
-        if seq < marks.last_seq:
-            rows = await store.rows_after(connection, workspace_id, seq, query.wanted, query.limit)
-            marks = await self._marks(connection, workspace_id)
-        if not marks.all_kept_after(seq):
-            raise _cursor_gone(marks, query.since_seq)
-        return Page(rows, marks)
+        first = await self._look(workspace_id, query, after_seq, at_most=ROWS_PER_LOOK)
+        if first.is_enough:
+            return first.page
+        if not query.is_newest_first:
+            after_seq = first.page.read_seq
+        async with self._scans.turn(workspace_id):
+            scanned = await self._look(workspace_id, query, after_seq, at_most=_ALL_ROWS)
+        return scanned.page
 
-    async def rows_after(self, workspace_id: WorkspaceId, seq: int, limit: int) -> Page:
-        """The rows after a seq, for readers that follow a feed; raises CursorGone after a trim."""
+    async def _look(
+        self, workspace_id: WorkspaceId, query: Query, after_seq: int | None, *, at_most: int
+    ) -> Look:
         async with self._db.connection() as connection:
-            marks = await self._marks(connection, workspace_id)
-            query = Query(limit=limit)
-            return await self._page_after(connection, workspace_id, seq, marks, query)
+            reader = Reader(connection, workspace_id, query)
+            return await reader.look(after_seq, at_most=at_most)
 
     async def seq_of(self, workspace_id: WorkspaceId, row: ActivityId) -> int:
         """The seq of a row of this feed; raises CursorGone."""
         async with self._db.connection() as connection:
-            seq, _marks = await self._cursor(connection, workspace_id, row)
+            seq, _marks = await Reader(connection, workspace_id, Query()).cursor(row)
         return seq
 
-    async def _marks(self, connection: Connection, workspace_id: WorkspaceId) -> Marks:
-        return await store.marks(connection, workspace_id) or _NO_FEED
+    async def acknowledge(
+        self, workspace_id: WorkspaceId, seq: int, row: ActivityId | None = None
+    ) -> int:
+        """Move the acknowledged mark forward, if the row is still this one; returns the mark."""
 
-    async def acknowledge(self, workspace_id: WorkspaceId, seq: int) -> int:
-        """Move the acknowledged mark forward; returns the mark."""
-        async with self._db.connection() as connection:
-            mark = await store.acknowledge(connection, workspace_id, seq)
+        async def move(connection: Connection) -> int | None:
+            return await store.acknowledge(connection, workspace_id, seq, row)
+
+        mark = await decided(self._db, move, move)
         if mark is None:
             raise WorkspaceUnknown
         return mark
@@ -156,14 +144,3 @@ async def refusal(
         return WorkspaceUnknown()
     found = fill.refusal(limits, feed=size, written=size)
     return found or TableBusy("The feed was full a moment ago; try again.")
-
-
-def _cursor_gone(marks: Marks, since_seq: int | None = None) -> CursorGone:
-    """Rows may be missing; the facts tell a reader how many, and where to start over."""
-    sentence = "since_id is not a row of this feed, or no longer; omit since_id to start over."
-    if since_seq is not None:
-        sentence = (
-            f"since_seq {since_seq} is outside of the rows that this feed keeps; "
-            f"start over with since_seq={marks.trimmed_seq}."
-        )
-    return CursorGone(sentence, lowest_seq=marks.lowest_seq, latest_seq=marks.last_seq)

@@ -11,8 +11,16 @@ from msgspec import Raw
 from restante import wire
 from restante.database import sql
 from restante.database.pool import Connection, Row
-from restante.feed.rules import UNLIMITED, Fill, Filter, Marks, NewActivity, WriteLimits
-from restante.ids import ActivityId, WorkspaceId, new_activity_id
+from restante.feed.rules import (
+    MAX_PAGE_BYTES,
+    UNLIMITED,
+    Fill,
+    Filter,
+    Marks,
+    NewActivity,
+    WriteLimits,
+)
+from restante.ids import ActivityId, WorkspaceId, lowest_activity_id, new_activity_id
 
 queries = sql.load("restante.feed")
 
@@ -30,18 +38,23 @@ class Cursor:
     marks: Marks
 
 
-async def append(
+async def append(  # noqa: PLR0913 - each argument is one fact, named by its caller
     connection: Connection,
     workspace_id: WorkspaceId,
     row: NewActivity,
     *,
     now: datetime,
     limits: WriteLimits = UNLIMITED,
+    row_id: ActivityId | None = None,
 ) -> int | None:
-    """Append one row; returns its seq, or None if the workspace has no feed or no room in it."""
+    """
+    Append one row, with a new id or this one.
+
+    Returns its seq, or None if the workspace has no feed or no room in it.
+    """
     return await connection.fetchval(
         queries.append,
-        new_activity_id(now),
+        row_id or new_activity_id(now),
         workspace_id,
         row.activity_type,
         row.source_id,
@@ -76,46 +89,79 @@ async def cursor(
     return Cursor(row["seq"], _marks(row)) if row else None
 
 
+async def seq_of(
+    connection: Connection, workspace_id: WorkspaceId, row_id: ActivityId
+) -> int | None:
+    """The seq of a row; None if there is no such row."""
+    return await connection.fetchval(queries.seq_of, workspace_id, row_id)
+
+
 async def marks(connection: Connection, workspace_id: WorkspaceId) -> Marks | None:
     """The feed's marks; None if the workspace has no feed."""
     row = await connection.fetchrow(queries.marks, workspace_id)
     return _marks(row) if row else None
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Which rows to look at, and how many of them to return: so many, and so many bytes."""
+
+    after_seq: int
+    up_to_seq: int
+    limit: int
+    max_bytes: int = MAX_PAGE_BYTES
+
+
 async def rows_after(
-    connection: Connection, workspace_id: WorkspaceId, seq: int, wanted: Filter, limit: int
+    connection: Connection, workspace_id: WorkspaceId, wanted: Filter, extent: Extent
 ) -> list[wire.ActivityRow]:
-    """Rows after a seq, oldest first."""
-    rows = await connection.fetch(
-        queries.rows_after,
-        workspace_id,
-        seq,
-        wanted.activity_type,
-        wanted.from_agents,
-        wanted.not_before,
-        limit,
-    )
-    return [_activity(row) for row in rows]
+    """The first rows of an extent, oldest first; one row may exceed the bytes."""
+    return await _rows(connection, queries.rows_after, workspace_id, wanted, extent)
 
 
 async def newest_rows(
-    connection: Connection, workspace_id: WorkspaceId, wanted: Filter, limit: int
+    connection: Connection, workspace_id: WorkspaceId, wanted: Filter, extent: Extent
 ) -> list[wire.ActivityRow]:
-    """The newest rows, newest first."""
+    """The last rows of an extent, newest first; one row may exceed the bytes."""
+    return await _rows(connection, queries.newest_rows, workspace_id, wanted, extent)
+
+
+async def _rows(
+    connection: Connection,
+    statement: str,
+    workspace_id: WorkspaceId,
+    wanted: Filter,
+    extent: Extent,
+) -> list[wire.ActivityRow]:
     rows = await connection.fetch(
-        queries.newest_rows,
+        statement,
         workspace_id,
+        extent.after_seq,
+        extent.up_to_seq,
         wanted.activity_type,
         wanted.from_agents,
         wanted.not_before,
-        limit,
+        extent.limit,
+        extent.max_bytes,
     )
     return [_activity(row) for row in rows]
 
 
-async def acknowledge(connection: Connection, workspace_id: WorkspaceId, seq: int) -> int | None:
-    """Move the acknowledged mark forward; returns the mark, or None if there is no feed."""
-    return await connection.fetchval(queries.acknowledge, workspace_id, seq)
+async def last_before(connection: Connection, workspace_id: WorkspaceId, moment: datetime) -> int:
+    """The seq of the last row that was made before this moment; 0 if there is none."""
+    lowest = lowest_activity_id(moment)
+    return await connection.fetchval(queries.last_before, workspace_id, lowest) or 0
+
+
+async def acknowledge(
+    connection: Connection, workspace_id: WorkspaceId, seq: int, row: ActivityId | None = None
+) -> int | None:
+    """
+    Move the acknowledged mark forward; returns the mark, or None if there is no feed.
+
+    With a row, only if the row with this seq is that one.
+    """
+    return await connection.fetchval(queries.acknowledge, workspace_id, seq, row)
 
 
 async def trim(connection: Connection, partition: str) -> None:
@@ -147,5 +193,5 @@ def _activity(row: Row) -> wire.ActivityRow:
     return wire.ActivityRow(**columns)
 
 
-def _raw(json: str | None) -> Raw:
-    return _NULL if json is None else Raw(json.encode())
+def _raw(json: bytes | None) -> Raw:
+    return _NULL if json is None else Raw(json)

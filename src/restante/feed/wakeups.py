@@ -8,13 +8,14 @@ that fails is sent again later, and the set does not grow with the number of com
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 
-from restante.database.pool import Database, Listener
-from restante.errors import RestanteError, TooManyAtOnce
+from restante.database.listener import Listener
+from restante.database.pool import Database
+from restante.errors import OutcomeUnknown, RestanteError, TooManyAtOnce
 from restante.ids import WorkspaceId, as_uuid
 
 log = structlog.get_logger()
@@ -93,6 +94,20 @@ class Wakeups:
         self._to_notify.add(workspace_id)
         self._has_news.set()
 
+    @contextmanager
+    def growing(self, workspace_id: WorkspaceId) -> Iterator[None]:
+        """Around a commit: wakes readers after it, and also if its outcome is unknown."""
+        try:
+            yield
+        except OutcomeUnknown:
+            self.grew(workspace_id)
+            raise
+        self.grew(workspace_id)
+
+    def silent_seconds(self) -> float:
+        """Time since notifications of other processes were last known to arrive."""
+        return self._listener.silent_seconds()
+
     def stop(self) -> None:
         """Wake everyone: waiting requests answer with what there is."""
         self.stopping = True
@@ -138,7 +153,7 @@ class Wakeups:
                 async with self._listener.listening(CHANNEL, self._on_notification) as lost:
                     self._wake(*self._waiters)
                     await lost.wait()
-                log.warning("listening_failed", reason="The connection was lost.")
+                log.warning("listening_failed", reason="The connection was lost or is silent.")
             except RestanteError as error:
                 log.warning("listening_failed", reason=str(error))
             except Exception:

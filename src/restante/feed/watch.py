@@ -7,12 +7,13 @@ while it waits.  A slow watcher finds its rows in the table when it is ready for
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 
 from restante import wire
-from restante.errors import CursorGone, DatabaseUnavailable, StatementTimedOut
-from restante.feed.service import Feed, Query
+from restante.errors import CursorGone, DatabaseUnavailable, StatementTimedOut, TooManyAtOnce
+from restante.feed.rules import SMALL_ANSWER_BYTES, Query
+from restante.feed.service import Feed
 from restante.feed.wakeups import Waiter
 from restante.ids import ActivityId, WorkspaceId
 
@@ -27,8 +28,9 @@ class WatchPolicy:
     heartbeat_seconds: float = 15.0
     # How long a permission is trusted before it is checked again.
     trust_seconds: float = 1.0
-    # A row can have a megabyte, and a page stays in memory while it is sent.
-    page_rows: int = 20
+    page_rows: int = 100
+    # A page stays in memory while it is sent; it has at least one row.
+    page_bytes: int = 1024 * 1024
     # A watcher that does not read one event in this time is disconnected; it can resume later.
     send_seconds: float = 10.0
 
@@ -54,6 +56,7 @@ class Watch:
         self._policy = policy
         self._checked_at = time.monotonic()
         self._seq = 0
+        self._place = ExitStack()  # taken while rows that are large are being sent
         self._ready: Sequence[wire.ActivityRow] = ()  # read before the watch began
         self._behind = False  # there may be rows without a wake-up
         self.last_id: ActivityId | None = None  # where it began; None: before the first row
@@ -84,11 +87,13 @@ class Watch:
         Wait for the next rows; empty after a quiet while, None when the server stops.
 
         Raises what the check raises when the watcher loses its permission, and CursorGone when
-        rows were trimmed before they could be sent.  An unavailable database is waited for.
+        rows were trimmed before they could be sent.  An unavailable database is waited for, and so
+        is a place for large rows.
         """
         if self._ready:
             rows, self._ready = self._ready, ()
             return rows
+        self.close()
         quiet_until = time.monotonic() + self._policy.heartbeat_seconds
         while True:
             if not self._behind:
@@ -99,23 +104,32 @@ class Watch:
             if rows or time.monotonic() >= quiet_until:
                 return rows
 
+    def close(self) -> None:
+        """Give the place of the last rows back: they are sent, or the watcher has gone."""
+        self._place.close()
+
     async def _look_or_retry(self) -> Sequence[wire.ActivityRow]:
         try:
             if time.monotonic() - self._checked_at >= self._policy.trust_seconds:
                 await self._check()
                 self._checked_at = time.monotonic()
             return await self._look()
-        except (DatabaseUnavailable, StatementTimedOut):
+        except (DatabaseUnavailable, StatementTimedOut, TooManyAtOnce):
             self._behind = True
             await self._waiter.wait(_RETRY_SECONDS)
             return ()
 
     async def _look(self) -> Sequence[wire.ActivityRow]:
-        limit = self._policy.page_rows
-        page = await self._feed.rows_after(self._workspace_id, self._seq, limit)
-        self._behind = len(page.rows) == limit
-        if page.rows:
-            self._seq = page.rows[-1].seq
+        query = Query(
+            since_seq=self._seq,
+            limit=self._policy.page_rows,
+            max_bytes=self._policy.page_bytes,
+        )
+        page = await self._feed.read(self._workspace_id, query)
+        if page.body_bytes > SMALL_ANSWER_BYTES:
+            self._place.enter_context(self._feed.large_events.place(self._workspace_id))
+        self._behind = page.has_more
+        self._seq = page.read_seq
         return page.rows
 
 
@@ -135,9 +149,9 @@ async def watching(
     """
     # The waiter is registered before the first look, so that no row falls in between.
     async with feed.wakeups.waiting(workspace_id, is_watcher=True) as waiter:
-        watch = Watch(feed, workspace_id, waiter, check, policy)
-        if after is None:
-            await watch.begin_now()
-        else:
-            await watch.begin_after(after)
-        yield watch
+        with closing(Watch(feed, workspace_id, waiter, check, policy)) as watch:
+            if after is None:
+                await watch.begin_now()
+            else:
+                await watch.begin_after(after)
+            yield watch

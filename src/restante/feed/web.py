@@ -1,6 +1,7 @@
 """Read the feed, wait for new rows, and acknowledge what was handled."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,12 +19,13 @@ from restante.errors import (
     WorkspaceUnknown,
 )
 from restante.feed import rules
-from restante.feed.rules import Filter, Page
-from restante.feed.service import Feed, Query
-from restante.http.disconnect import disconnected, while_connected
+from restante.feed.answer import PageAnswer
+from restante.feed.rules import Filter, Query
+from restante.feed.service import Feed
 from restante.http.operations import BODY_REFUSALS, json_body, operation, query_of
 from restante.http.problems import json_response
 from restante.ids import ActivityId, as_uuid
+from restante.retention.disk import Disk
 from restante.workspaces import auth
 
 TAG = "feed"
@@ -31,6 +33,10 @@ TAG = "feed"
 
 def _feed(request: Request) -> Feed:
     return request.app.state.feed
+
+
+def _disk(request: Request) -> Disk:
+    return request.app.state.disk
 
 
 class FeedQuery(msgspec.Struct, frozen=True):
@@ -72,26 +78,24 @@ class FeedQuery(msgspec.Struct, frozen=True):
     caller="workspace or admin",
     query=FeedQuery,
     details="With `wait` the request is held until a row arrives or the time is over; an empty "
-    "array then means that there was none. A 410 says with `lowest_seq` and `latest_seq` which "
-    "rows are kept: start over with `since_seq` one below the lowest, or without a cursor.",
+    "array then means that there was none. A page ends at `limit` rows or after 4 MiB, and then "
+    "there are more. A 410 says with `lowest_seq` and `latest_seq` which rows are kept: start over "
+    "with `since_seq` one below the lowest, or without a cursor.",
     answers={200: list[wire.ActivityRow]},
     refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, CursorGone, TooManyAtOnce),
     answer_headers={
         wire.LOWEST_SEQ: "The lowest seq that is kept; rows below it are gone.",
         wire.LATEST_SEQ: "The seq of the newest row; 0 if there was never one.",
         wire.ACKED_SEQ: "The seq up to which the workspace has acknowledged its feed.",
+        wire.READ_SEQ: "Rows after this seq were not looked at: there are more if it is below the "
+        "latest. Go on after the last row, or with this as `since_seq`.",
     },
 )
 async def read(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
     query = _query(query_of(request, FeedQuery))
-    reading = _feed(request).read(workspace.id, query)
-    if query.wait_seconds:
-        page = await while_connected(reading, disconnected(request.receive))
-        await auth.owner_or_admin(request)  # a token may be revoked while its request waits
-    else:
-        page = await reading
-    return json_response(page.rows, headers=_headers(page))
+    recheck = partial(auth.owner_or_admin, request)
+    return PageAnswer(_feed(request), workspace.id, query, recheck)
 
 
 def _query(sent: FeedQuery) -> Query:
@@ -124,15 +128,6 @@ def _filter(sent: FeedQuery) -> Filter:
     return Filter(sent.type, from_agents, not_before)
 
 
-def _headers(page: Page) -> dict[str, str]:
-    """Enough for a reader to notice a gap."""
-    return {
-        wire.LOWEST_SEQ: str(page.marks.lowest_seq),
-        wire.LATEST_SEQ: str(page.marks.last_seq),
-        wire.ACKED_SEQ: str(page.marks.acked_seq),
-    }
-
-
 @operation(
     summary="Acknowledge rows of the feed up to a seq; a stale mark changes nothing.",
     caller="workspace",
@@ -143,7 +138,10 @@ def _headers(page: Page) -> dict[str, str]:
 async def acknowledge(request: Request) -> Response:
     workspace = await auth.owner(request)
     sent = await json_body(request, wire.FeedAck)
-    mark = await _feed(request).acknowledge(workspace.id, sent.acked_seq)
+    row = ActivityId(sent.acked_id) if sent.acked_id else None
+    mark = await _disk(request).with_room(
+        lambda: _feed(request).acknowledge(workspace.id, sent.acked_seq, row)
+    )
     return json_response(wire.FeedAcked(mark))
 
 

@@ -3,15 +3,18 @@ What an operation takes and returns, declared once: handlers decode with it, Ope
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
-from starlette.requests import Request
+from starlette.datastructures import QueryParams
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from restante.errors import BadRequest, MessageTooLarge, RestanteError, UploadTooSlow
+from restante.http.weights import Weight
+from restante.text import printable
 
 Handler = Callable[[Request], Awaitable[Response]]
 Caller = Literal["anyone", "workspace", "workspace or admin", "any workspace or admin", "admin"]
@@ -20,10 +23,20 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_JSON_BYTES = 1024 * 1024
 MAX_DEPTH = 100
-_JSON_SECONDS = 30
+MAX_QUERY_BYTES = 8192
+_CONTAINERS = (dict, list)
+_MAX_SENTENCE = 300  # what is wrong may quote a value of any length
 
 # What reading a JSON body can raise, beside BadRequest.
 BODY_REFUSALS = (MessageTooLarge, UploadTooSlow)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonPace:
+    """How long a JSON body may take to arrive."""
+
+    idle_seconds: float  # without a single byte
+    total_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,24 +83,36 @@ async def json_body(request: Request, shape: type[T]) -> T:
 
 
 async def read_limited(request: Request) -> bytes:
-    """The whole body, within the limits of size and time."""
+    """The whole body, within the limits of size, weight and time."""
+    pace: JsonPace = request.app.state.json_pace
+    idle = asyncio.timeout(pace.idle_seconds)
     try:
-        async with asyncio.timeout(_JSON_SECONDS):
-            return await _read(request)
+        async with asyncio.timeout(pace.total_seconds), idle:
+            return await _read(request, idle, pace.idle_seconds)
     except TimeoutError as error:
-        raise UploadTooSlow(
-            f"The body did not arrive within {_JSON_SECONDS} s.", seconds=_JSON_SECONDS
-        ) from error
+        raise _too_slow(pace, stood_still=idle.expired()) from error
 
 
-async def _read(request: Request) -> bytes:
-    body = bytearray()
+def _too_slow(pace: JsonPace, *, stood_still: bool) -> UploadTooSlow:
+    if stood_still:
+        return UploadTooSlow(
+            f"Nothing of the body arrived for {pace.idle_seconds:g} s.", seconds=pace.idle_seconds
+        )
+    return UploadTooSlow(
+        f"The body did not arrive within {pace.total_seconds:g} s.", seconds=pace.total_seconds
+    )
+
+
+async def _read(request: Request, idle: asyncio.Timeout, idle_seconds: float) -> bytes:
+    body, weight = bytearray(), Weight()
     async for piece in request.stream():
+        idle.reschedule(asyncio.get_running_loop().time() + idle_seconds)
         body += piece
         if len(body) > MAX_JSON_BYTES:
             raise MessageTooLarge(
                 f"A JSON body may have {MAX_JSON_BYTES} bytes.", max=MAX_JSON_BYTES
             )
+        weight.add(piece)
     return bytes(body)
 
 
@@ -100,10 +125,17 @@ def _decoded(body: bytes, shape: type[T]) -> T:
         raise BadRequest("The body is not valid JSON.") from error
 
 
+def parameters(connection: HTTPConnection) -> QueryParams:
+    """The query, parsed unless it is too long; `query_of` is for more than one of them."""
+    if len(connection.scope["query_string"]) > MAX_QUERY_BYTES:
+        raise BadRequest(f"The query is too long: at most {MAX_QUERY_BYTES} bytes.")
+    return connection.query_params
+
+
 def query_of(request: Request, shape: type[T]) -> T:
     """Decode the query; unknown parameters are ignored."""
     known = {f.encode_name: f.name for f in msgspec.structs.fields(shape)}
-    given = {name: value for name, value in request.query_params.items() if name in known}
+    given = {name: value for name, value in parameters(request).items() if name in known}
     try:
         found = msgspec.convert(given, shape, strict=False)
     except msgspec.ValidationError as error:
@@ -117,8 +149,10 @@ def query_of(request: Request, shape: type[T]) -> T:
 
 def _sentence(problem: str) -> str:
     """Turn "Invalid enum value 'x' - at `$.delivery_mode`" into a sentence about delivery_mode."""
-    what, _, path = problem.partition(" - at `$")
-    what = what.replace("`", "")
+    what, has_path, path = problem.rpartition(" - at `$")
+    if not has_path:
+        what, path = problem, ""
+    what = printable(what.replace("`", ""), max_length=_MAX_SENTENCE)
     name = path.rstrip("`").lstrip(".")
     return f"{name} is wrong: {what[:1].lower()}{what[1:]}." if name else f"{what}."
 
@@ -129,15 +163,14 @@ def is_too_deep(value: object) -> bool:
 
     Readers have limits of their own: a feed row that one cannot parse would block it.
     """
-    level = [value]
+    level: list[dict[str, Any] | list[Any]] = [[value]]
     for _ in range(MAX_DEPTH):
-        level = [inner for container in level for inner in _inside(container)]
+        level = [
+            inner
+            for container in level
+            for inner in (container.values() if isinstance(container, dict) else container)
+            if inner and type(inner) in _CONTAINERS
+        ]
         if not level:
             return False
     return True
-
-
-def _inside(container: object) -> Iterable[object]:
-    if isinstance(container, dict):
-        return cast("dict[str, object]", container).values()
-    return cast("list[object]", container) if isinstance(container, list) else ()

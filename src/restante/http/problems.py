@@ -18,14 +18,20 @@ STATUS: Mapping[type[RestanteError], int] = {
     errors.AddressRefused: 502,
     errors.BadRequest: 400,
     errors.CursorGone: 410,
+    errors.DatabaseForbidden: 503,
     errors.DatabaseFull: 507,
+    errors.DatabaseReadOnly: 503,
     errors.DatabaseUnavailable: 503,
+    errors.DiskLow: 507,
     errors.FeedFull: 429,
     errors.FileTooLarge: 413,
     errors.KeyReused: 422,
     errors.MessageTooLarge: 413,
     errors.NotAuthenticated: 401,
+    errors.NotJson: 415,
     errors.NotReady: 503,
+    errors.OriginRefused: 403,
+    errors.OutcomeUnknown: 503,
     errors.QuotaTooSmall: 413,
     errors.RangeNotSatisfiable: 416,
     errors.RequestTooLarge: 413,
@@ -33,6 +39,7 @@ STATUS: Mapping[type[RestanteError], int] = {
     errors.StatementTimedOut: 503,
     errors.TableBusy: 503,
     errors.TooManyAtOnce: 429,
+    errors.TooManyConnections: 503,
     errors.TooManyFiles: 400,
     errors.TooManyMessages: 429,
     errors.TooMuchWritten: 429,
@@ -78,6 +85,8 @@ def _headers(error: RestanteError) -> dict[str, str]:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, errors.RangeNotSatisfiable):
         headers["Content-Range"] = f"bytes */{error.facts['size']}"
+    if isinstance(error, errors.TooManyAtOnce):
+        headers["Connection"] = "close"
     if "retry_after_seconds" in error.facts:
         headers["Retry-After"] = str(error.facts["retry_after_seconds"])
     return headers

@@ -13,7 +13,6 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 DEFAULTS = {
     "cluster_name": "restante",
     "max_connections": "100",
-    "max_wal_size": "2GB",
     "wal_compression": "off",
     "timezone": "UTC",
     # Details and statements may contain file contents, which must not be logged.
@@ -34,7 +33,8 @@ def arguments(cluster: Path, sockets: Path, chosen: Mapping[str, str]) -> Iterat
         "ident_file": str(cluster.parent / "postgres.ident"),
     }
     yield from ("-D", str(cluster))
-    for name, value in (DEFAULTS | _shared_buffers() | dict(chosen) | fixed).items():
+    sizes = _shared_buffers() | _wal_size(cluster)
+    for name, value in (DEFAULTS | sizes | dict(chosen) | fixed).items():
         yield from ("-c", f"{name}={value}")
 
 
@@ -45,6 +45,13 @@ def _quoted(sockets: Path) -> str:
 def _shared_buffers() -> dict[str, str]:
     mebibytes = max(16, min(256, _memory() // MIB // 8))
     return {"shared_buffers": f"{mebibytes}MB"}
+
+
+def _wal_size(cluster: Path) -> dict[str, str]:
+    """On a small disk, WAL that waits for a checkpoint must not take the place of files."""
+    disk = os.statvfs(cluster)
+    mebibytes = disk.f_blocks * disk.f_frsize // MIB // 16
+    return {"max_wal_size": f"{max(64, min(2048, mebibytes))}MB"}
 
 
 def _memory() -> int:

@@ -14,6 +14,7 @@ import structlog
 
 from restante.errors import PostgresUnusable
 from restante.postgres import options, pidfile
+from restante.postgres.ballast import NEEDED_TO_START, Ballast
 from restante.postgres.child import Child
 from restante.postgres.datadir import DataDirectory
 from restante.postgres.preparation import Installation, prepare
@@ -27,6 +28,7 @@ RECOVERY_LOG_SECONDS = 10.0
 # After kill -9, orphans of the old server hold its shared memory or lock file for a moment.
 RETRY_TIMEOUT_SECONDS = 10.0
 STILL_IN_USE = ("is still in use", 'lock file "postmaster.pid" already exists')
+DISK_FULL = "No space left on device"
 # A server that ran this long is restarted without back-off.
 STEADY_SECONDS = 30.0
 
@@ -108,10 +110,16 @@ class EmbeddedPostgres:
 
     async def _launch(self) -> None:
         deadline = time.monotonic() + self._retry_timeout_seconds
+        ballast = Ballast(self._prepared.home, 0)
+        if ballast.free_bytes < NEEDED_TO_START:
+            # Recovery writes, so a Postgres that died on a full disk could not start on it.
+            ballast.release()
         while not self._stopped.is_set():
             child = self._child = self._spawn()
             if await self._becomes_ready(child):
                 return
+            if child.output.mentions(DISK_FULL) and ballast.release():
+                continue
             if not child.output.mentions(*STILL_IN_USE) or time.monotonic() > deadline:
                 reason = child.output.last_error
                 raise PostgresUnusable(f"Postgres does not start. It reports: {reason}")

@@ -55,8 +55,23 @@ select (last.bytes - first.bytes) / (extract(epoch from last.taken_at - first.ta
        (select * from space_samples order by taken_at desc limit 1) as last
  where last.taken_at - first.taken_at >= interval '1 hour';
 
--- name: data_directory
+-- name: directories
 -- Only of a server on this machine: elsewhere the same path is on another disk.
-select setting from pg_settings
- where name = 'data_directory'
+select setting as data_directory, pg_tablespace_location(dattablespace) as tablespace,
+       pg_backend_pid() as pid
+  from pg_settings, pg_database
+ where name = 'data_directory' and datname = current_database()
    and (inet_server_addr() is null or inet_server_addr() <<= '127.0.0.0/8' or inet_server_addr() = '::1');
+
+-- name: keep_little_in_memory
+set local work_mem = '64kB';
+
+-- name: probe
+-- The sort does not fit into memory: it writes a file, no WAL and no table.
+select count(*) from (select repeat(md5(n::text), 32) from generate_series(1, 16384) as n order by 1) as sorted;
+
+-- name: may_checkpoint
+select pg_has_role('pg_checkpoint', 'usage');
+
+-- name: checkpoint
+checkpoint;

@@ -5,7 +5,7 @@ The dry run prints the plan, the sweep carries it out, the status explains it: t
 What must stay is named: which partition, how many bytes, because of whom, until when.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,11 +14,19 @@ from restante.database.partitions import Partition, PartitionState
 from restante.retention.subjects import PartitionSubject, RowSubject, Subjects
 from restante.wire import HeldSpace, PlanStep, RetentionPlan
 
+GIB = 1024**3
+
 FINISH_DETACH = "finish detaching"
 DROP_DETACHED = "drop a leftover"
 
 _INTERRUPTED = "an earlier pass was interrupted"
 _LOCKED = "another session holds a lock on it"
+_NO_ROOM_TO_MOVE = "its live files cannot be moved, because the disk is almost full"
+
+_RESERVED_PART = 20  # of the filesystem, unless the operator has chosen the reserve
+_MAX_RESERVE = GIB
+# Moved bytes are written twice, to the table and to the WAL, and half of the room stays for others.
+_ROOM_PER_MOVED_BYTE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +39,67 @@ class Picture:
     contents: Mapping[str, Any]  # by the partition's name, as its subject describes them
 
 
-def plan(picture: Picture, subjects: Subjects) -> RetentionPlan:
+def plan(picture: Picture, subjects: Subjects, *, scarce_bytes: int | None = None) -> RetentionPlan:
     """
     Decide what to do, in order.
 
     Due rows come first: a bucket that they leave empty is dropped in the same pass, and no trouble
     with a partition keeps them.  Interrupted removals are next, because Postgres detaches one
     partition of a table at a time.  Whole partitions follow.
+
+    On a disk that is almost full, `scarce_bytes` is what is left of it.  Then what frees most for
+    the fewest bytes written comes first.
     """
-    steps = [step for subject, due in picture.due for step in subject.plan(due)]
+    rows = [step for subject, due in picture.due for step in subject.plan(due)]
+    removals = list[Sequence[PlanStep]]()
     held = list[HeldSpace]()
     for partition in sorted(picture.partitions, key=lambda one: one.is_attached):
-        subject = subjects.of_partition(partition)
-        decided = _decided(partition, subject, picture)
+        decided = _decided(partition, subjects.of_partition(partition), picture)
         if isinstance(decided, HeldSpace):
             held.append(decided)
         elif decided and partition.is_locked:
-            held.append(_locked(partition, decided[0]))
-        else:
-            steps += decided
+            held.append(_kept(partition, decided[0], _LOCKED))
+        elif scarce_bytes is not None and not _can_move(decided, scarce_bytes):
+            held.append(_kept(partition, decided[0], _NO_ROOM_TO_MOVE))
+        elif decided:
+            removals.append(decided)
+    steps = [*rows, *(step for removal in removals for step in removal)]
+    if scarce_bytes is not None:
+        emptying = {subject.name for subject, _ in picture.due if subject.empties_partitions}
+        steps = _cheapest_first(rows, removals, emptying)
     return RetentionPlan(steps, held, sum(step.bytes for step in steps))
+
+
+def _can_move(removal: Sequence[PlanStep], free_bytes: int) -> bool:
+    written = -sum(step.bytes for step in removal if step.bytes < 0)
+    return written * _ROOM_PER_MOVED_BYTE <= free_bytes
+
+
+def _cheapest_first(
+    rows: Sequence[PlanStep], removals: Sequence[Sequence[PlanStep]], emptying: Collection[str]
+) -> list[PlanStep]:
+    """
+    The order on a disk that is almost full.
+
+    A detached partition is dropped with hardly a write.  Rows that keep buckets are deleted before
+    the buckets; other rows free nothing, and wait.  Moving files writes, so such buckets come last.
+    """
+
+    def cost(removal: Sequence[PlanStep]) -> tuple[int, int]:
+        kinds = (DROP_DETACHED, FINISH_DETACH)
+        first = removal[0]
+        kind = kinds.index(first.action) if first.action in kinds else 2 + (first.bytes < 0)
+        return kind, -sum(step.bytes for step in removal)
+
+    ordered = sorted(removals, key=cost)
+    leftovers = [one for one in ordered if one[0].action in {DROP_DETACHED, FINISH_DETACH}]
+    whole = ordered[len(leftovers) :]
+    return [
+        *(step for removal in leftovers for step in removal),
+        *(step for step in rows if step.subject in emptying),
+        *(step for removal in whole for step in removal),
+        *(step for step in rows if step.subject not in emptying),
+    ]
 
 
 def _decided(
@@ -70,10 +119,33 @@ def _finish(action: str, partition: Partition, subject: PartitionSubject[Any]) -
     return PlanStep(action, partition.name, 0, partition.bytes, _INTERRUPTED, subject.name)
 
 
-def _locked(partition: Partition, step: PlanStep) -> HeldSpace:
-    return HeldSpace(
-        partition.name, partition.bytes, _LOCKED, subject=step.subject, action=step.action
-    )
+def _kept(partition: Partition, step: PlanStep, why: str) -> HeldSpace:
+    return HeldSpace(partition.name, partition.bytes, why, subject=step.subject, action=step.action)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The size of a filesystem, and how much of it is free for Postgres."""
+
+    total: int
+    free: int
+
+
+def reserve_of(total_bytes: int, chosen: int | None) -> int:
+    """What stays free of a filesystem, for acknowledgements and sweeps."""
+    if chosen is not None:
+        return chosen
+    return min(total_bytes // _RESERVED_PART, _MAX_RESERVE)
+
+
+def tightest(rooms: Sequence[Room], chosen: int | None) -> Room | None:
+    """The filesystem that reaches its reserve first; None if none can be seen."""
+    return min(rooms, key=lambda room: room.free - reserve_of(room.total, chosen), default=None)
+
+
+def is_low(room: Room, chosen: int | None, *, written: int = 0) -> bool:
+    """Whether less than the reserve is free, if so much was written since the look."""
+    return room.free - written < reserve_of(room.total, chosen)
 
 
 def days_until_full(free_bytes: int | None, growth_bytes_per_day: float | None) -> float | None:

@@ -1,6 +1,5 @@
 """The space account: what takes space, what keeps it, and when the disk is full."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -10,6 +9,7 @@ from restante.database import partitions
 from restante.database.partitions import Partition, PartitionState
 from restante.database.pool import Connection, Database
 from restante.retention import rules, store
+from restante.retention.disk import Disk
 from restante.retention.store import Relation
 from restante.retention.subjects import Account, RowSubject, Subjects
 from restante.wire import PartitionSpaceView, SpaceView, TableSpaceView
@@ -21,9 +21,10 @@ _SAMPLES_KEPT = timedelta(days=8)
 class SpaceAccount:
     """Looks at the tables, and at the disk if it is on this machine."""
 
-    def __init__(self, db: Database, subjects: Subjects) -> None:
+    def __init__(self, db: Database, subjects: Subjects, disk: Disk | None = None) -> None:
         self._db = db
         self._subjects = subjects
+        self._disk = disk or Disk(db)
 
     async def look(self, *, now: datetime) -> SpaceView:
         """The whole account, in a read-only transaction that reads each table once."""
@@ -32,14 +33,17 @@ class SpaceAccount:
             found = await partitions.partitions_of(tx, tables)
             accounts = [await one.account(tx, found, now=now) for one in self._subjects]
             growth = await store.growth_bytes_per_day(tx, now=now)
-            free = await _free_bytes(tx)
+            await self._disk.locate(tx)
+            disk = self._disk.state()
             return SpaceView(
                 **self._sizes(await store.relations(tx), found, accounts),
                 pins=[*await store.pins(tx), *(pin for one in accounts for pin in one.pins)],
                 lead_seconds=await self._subjects.lead_seconds(tx, found, now=now),
                 growth_bytes_per_day=growth,
-                free_bytes=free,
-                days_until_full=rules.days_until_full(free, growth),
+                free_bytes=disk.free_bytes,
+                reserve_bytes=disk.reserve_bytes,
+                is_disk_low=disk.is_low,
+                days_until_full=rules.days_until_full(disk.free_bytes, growth),
                 **{name: value for one in accounts for name, value in one.fields.items()},
             )
 
@@ -112,16 +116,6 @@ def _partitions(
         if relation.name in names and relation.bytes is not None
     ]
     return sorted(measured, key=lambda one: (-one.bytes, one.name))
-
-
-async def _free_bytes(connection: Connection) -> int | None:
-    """The free space of the database's disk, if its directory can be seen from here."""
-    directory = await store.data_directory(connection)
-    try:
-        disk = os.statvfs(directory) if directory else None
-    except OSError:
-        return None
-    return disk.f_bavail * disk.f_frsize if disk else None
 
 
 class SpaceSamples(RowSubject):

@@ -1,10 +1,14 @@
 """Sizes of the tables, what keeps their space, growth, and the servers' retention settings."""
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import asyncpg
+
 from restante.database import partitions, sql
-from restante.database.pool import Connection
+from restante.database.pool import Connection, Tx
 from restante.wire import PinView
 
 queries = sql.load("restante.retention")
@@ -104,6 +108,38 @@ async def growth_bytes_per_day(connection: Connection, *, now: datetime) -> floa
     return await connection.fetchval(queries.growth, now)
 
 
-async def data_directory(connection: Connection) -> str | None:
-    """Where Postgres keeps its files, if it is on this machine and this role may know."""
-    return await connection.fetchval(queries.data_directory)
+async def directories(connection: Connection) -> list[str]:
+    """Where Postgres keeps our files and its WAL, if it runs here and this role may know."""
+    row = await connection.fetchrow(queries.directories)
+    if row is None or not _runs_here(row["pid"]):
+        return []
+    data, tablespace = row["data_directory"], row["tablespace"]
+    return [data, f"{data}/pg_wal", *([tablespace] if tablespace else [])]
+
+
+def _runs_here(pid: int) -> bool:
+    """Whether there is such a process: at the end of a tunnel, or in a container, there is none."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+async def probe(tx: Tx) -> None:
+    """Write a temporary file of 16 MiB and remove it; raises DatabaseFull if there is no room."""
+    await tx.execute(queries.keep_little_in_memory)
+    await tx.execute(queries.probe)
+
+
+async def checkpoint(connection: Connection) -> None:
+    """
+    Let Postgres write a checkpoint, after which it removes WAL; nothing if this role may not.
+
+    One that fails for lack of space is repeated by Postgres itself.
+    """
+    if await connection.fetchval(queries.may_checkpoint):
+        with suppress(asyncpg.InternalServerError):
+            await connection.execute(queries.checkpoint)

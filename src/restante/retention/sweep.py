@@ -5,6 +5,8 @@ Rows are deleted first, in batches that skip locked rows, so any number of serve
 Partitions are handled by one server at a time, under an advisory lock.  A step that meets a lock
 times out, is reported, and is planned again by the next pass; a step that was interrupted is found
 in the catalogue and finished.
+
+A step that meets a full disk does not stop the others: one of them may free what it needs.
 """
 
 import time
@@ -12,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 from typing import Protocol
 
 import structlog
@@ -19,8 +22,9 @@ import structlog
 from restante.database import locks, partitions
 from restante.database.partitions import LOCK_TIMEOUT_MILLISECONDS, Partition, PartitionState
 from restante.database.pool import Connection, Database, translated
-from restante.errors import TableBusy
+from restante.errors import DatabaseFull, TableBusy
 from restante.retention import rules, store
+from restante.retention.disk import Disk
 from restante.retention.rules import Picture
 from restante.retention.subjects import OUT_OF_TIME, Subjects
 from restante.wire import HeldSpace, PlanStep, PostponedStep, RetentionPlan, SweepReport
@@ -28,6 +32,10 @@ from restante.wire import HeldSpace, PlanStep, PostponedStep, RetentionPlan, Swe
 log = structlog.get_logger()
 
 SWEPT_ELSEWHERE = "another server is sweeping"
+DISK_FULL = "the disk is full"
+
+# Each needs ballast to be given up, and has freed something or found room.
+_PASSES_ON_A_FULL_DISK = 5
 
 OnStep = Callable[[PlanStep, str], None]
 
@@ -80,6 +88,10 @@ class Pass:
         self.postponed.append(PostponedStep(step, reason))
         self._on_step(step, reason)
 
+    @property
+    def met_a_full_disk(self) -> bool:
+        return any(one.reason == DISK_FULL for one in self.postponed)
+
     def postpone_held(self, held: HeldSpace) -> None:
         """A step that a lock prevents already when the plan is made."""
         step = PlanStep(held.action, held.partition, 0, held.bytes, held.why, held.subject)
@@ -100,9 +112,17 @@ class Pass:
 class Sweep:
     """Looks at the tables and frees space."""
 
-    def __init__(self, db: Database, subjects: Subjects, *, budget_seconds: float) -> None:
+    def __init__(
+        self,
+        db: Database,
+        subjects: Subjects,
+        *,
+        budget_seconds: float,
+        disk: Disk | None = None,
+    ) -> None:
         self._db = db
         self._subjects = subjects
+        self._disk = disk or Disk(db)
         self._budget_seconds = budget_seconds
         # Past partitions that a close look has found must stay.
         self._settled = frozenset[str]()
@@ -120,7 +140,7 @@ class Sweep:
     async def plan(self, *, now: datetime) -> RetentionPlan:
         """What a sweep would do now, in a read-only transaction."""
         async with self._db.transaction(readonly=True) as tx:
-            return rules.plan(await self._picture(tx, now=now, closely=True), self._subjects)
+            return self._planned(await self._picture(tx, now=now, closely=True))
 
     async def run(self, *, now: datetime, on_step: OnStep = _ignore) -> SweepReport:
         """Carry out what `plan` would return now."""
@@ -170,20 +190,34 @@ class Sweep:
             seconds=report.seconds,
         )
 
+    def _planned(self, picture: Picture) -> RetentionPlan:
+        return rules.plan(picture, self._subjects, scarce_bytes=self._disk.scarce_bytes)
+
     async def _run(self, one: Pass, *, now: datetime, closely: bool) -> None:
+        """Look, plan and act; again if the disk was full and room could be made."""
+        await self._run_once(one, now=now, closely=closely)
+        for _ in range(_PASSES_ON_A_FULL_DISK):
+            if not one.met_a_full_disk or not self._disk.make_room():
+                return
+            one.postponed.clear()
+            await self._run_once(one, now=now, closely=True)
+
+    async def _run_once(self, one: Pass, *, now: datetime, closely: bool) -> None:
         async with self._db.connection() as connection:
             picture = await self._picture(connection, now=now, closely=closely)
-        plan = rules.plan(picture, self._subjects)
+        plan = self._planned(picture)
         # Look closely again until a close look finds nothing left to do.
         self._settled = frozenset()
         for held in plan.held:
             if held.action:
                 one.postpone_held(held)
-        for step in plan.steps:
-            if step.partition is None:
+        is_done = True
+        for on_partitions, steps in groupby(plan.steps, key=lambda step: bool(step.partition)):
+            if on_partitions:
+                is_done &= await self._sweep_partitions(list(steps), one, now=now)
+                continue
+            for step in steps:
                 await _attempt(step, one, partial(self._delete, one=one, now=now))
-        steps = [step for step in plan.steps if step.partition]
-        is_done = await self._sweep_partitions(steps, one, now=now)
         if is_done and not one.postponed:
             self._settled = frozenset(
                 found.name for found in picture.partitions if not found.is_locked
@@ -237,8 +271,6 @@ class Sweep:
         self, steps: Sequence[PlanStep], one: Pass, *, now: datetime
     ) -> bool:
         """The steps on partitions; False if another server has done, or is doing, some of them."""
-        if not steps:
-            return True
         async with (
             self._db.session() as connection,
             locks.held_if_free(connection, "sweep") as is_ours,
@@ -259,12 +291,14 @@ class Sweep:
 async def _attempt(
     step: PlanStep, one: Pass, act: Callable[[PlanStep], Awaitable[str | None]]
 ) -> None:
-    """Carry a step out; a lock timeout postpones it, any other error fails the pass."""
+    """Carry a step out; a lock or a full disk postpones it, any other error fails the pass."""
     try:
         with translated():
             reason = await act(step)
     except TableBusy as error:
         reason = str(error)
+    except DatabaseFull:
+        reason = DISK_FULL
     if reason:
         one.postpone(step, reason)
     else:

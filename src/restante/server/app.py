@@ -19,14 +19,18 @@ from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.http import problems
+from restante.http.operations import JsonPace
+from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
 from restante.server import admin, docs, health
+from restante.server.connections import Connections
 from restante.server.health import Readiness
 from restante.server.metrics import Metrics
 from restante.server.observe import ObservedApp
 from restante.workspaces import web as workspaces
 from restante.workspaces.auth import Access
+from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.push import Push
 from restante.workspaces.registry import Registry
 
@@ -47,9 +51,13 @@ class Services:
     """What handlers find in `request.app.state`, under these names."""
 
     metrics: Metrics
+    connections: Connections
     readiness: Readiness
     db: Database
+    json_pace: JsonPace
+    disk: Disk
     access: Access
+    concurrency: Concurrency
     registry: Registry
     push: Push
     feed: Feed

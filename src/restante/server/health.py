@@ -1,7 +1,8 @@
 """Alive, ready, and the metrics."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,20 +32,33 @@ class Readiness:
         self._migrations = migrations
 
     async def check(self) -> None:
-        """Raise NotReady with the reason, or return."""
-        try:
-            async with asyncio.timeout(_ANSWER_WITHIN_SECONDS), self._db.connection() as connection:
+        """Raise NotReady with the reason, or return.  Enough for a command that reads."""
+        async with _answering():
+            async with self._db.connection() as connection:
                 state = await migrate.schema_state(connection)
-                rules.check_compatible(self._migrations, state)
-        except TimeoutError as error:
-            raise NotReady(
-                f"The database did not answer within {_ANSWER_WITHIN_SECONDS:g} s."
-            ) from error
-        except RestanteError as error:
-            raise NotReady(str(error)) from error
+            rules.check_compatible(self._migrations, state)
         missing = rules.due(self._migrations, state, {rules.Phase.PRE})
         if missing:
             raise NotReady(f"Migration {missing[0]} has not run; run `restante migrate`.")
+
+    async def check_writable(self) -> None:
+        """Raise NotReady if the database accepts no writes."""
+        async with _answering():
+            await self._db.check_writable()
+
+
+@asynccontextmanager
+async def _answering() -> AsyncIterator[None]:
+    """Turn every failure of the database, and a slow answer, into NotReady."""
+    try:
+        async with asyncio.timeout(_ANSWER_WITHIN_SECONDS):
+            yield
+    except TimeoutError as error:
+        raise NotReady(
+            f"The database did not answer within {_ANSWER_WITHIN_SECONDS:g} s."
+        ) from error
+    except RestanteError as error:
+        raise NotReady(str(error)) from error
 
 
 def _readiness(request: Request) -> Readiness:
@@ -65,15 +79,19 @@ async def health(_request: Request) -> Response:
 
 
 @operation(
-    summary="Whether the database is reachable and migrated.",
+    summary="Whether the database is reachable, migrated and accepts writes.",
     caller="anyone",
-    details="For load balancers; a server that is not ready need not be restarted.",
+    details="For load balancers; a server that is not ready need not be restarted. One whose disk "
+    "is almost full stays ready, because fetching and acknowledging frees it; `degraded` says so.",
     answers={200: wire.Ready},
     refusals=(NotReady,),
 )
 async def ready(request: Request) -> Response:
-    await _readiness(request).check()
-    return json_response(wire.Ready("ready"))
+    readiness = _readiness(request)
+    await readiness.check()
+    await readiness.check_writable()
+    is_low = request.app.state.disk.is_low
+    return json_response(wire.Ready("ready", "disk" if is_low else None))
 
 
 @operation(

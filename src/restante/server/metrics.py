@@ -8,11 +8,14 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from restante.retention.disk import DiskState
 from restante.retention.subjects import Subjects
 from restante.wire import SpaceView, UploadStates
 
 PASS_OUTCOMES = ("ok", "error", "deadline")
 SWEEP_OUTCOMES = ("acked", "expired", "error")
+CONNECTION_REFUSALS = ("total", "address", "workspace")
+CUT_OFFS = ("slow_reader", "slow_request", "long_request", "noisy_watcher")
 UPLOAD_STATES = UploadStates.__struct_fields__
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -34,9 +37,15 @@ class Metrics:
         for_all, for_operator = _Page(namespace), _Page(namespace)
         self.registry, self.operator_registry = for_all.registry, for_operator.registry
         self.requests = RequestMetrics(for_all)
+        self.connections = ConnectionMetrics(for_all)
+        self.listening_silent_seconds = for_all.gauge(
+            "listening_silent_seconds",
+            "Time since the connection for notifications of other servers last showed life.",
+        )
         self.loops = LoopMetrics(for_all)
         self.sweep = SweepMetrics(for_all, subjects)
         self.space = SpaceMetrics(for_all, subjects)
+        self.disk = DiskMetrics(for_all)
         # These name workspaces, so only the operator sees them.
         self.workspaces = WorkspaceMetrics(for_operator)
 
@@ -78,6 +87,28 @@ class RequestMetrics:
         for status in statuses:
             self.answered.labels(method, path, status)
         self.seconds.labels(method, path)
+
+
+class ConnectionMetrics:
+    """Open connections, and those that were refused or cut off."""
+
+    def __init__(self, page: _Page) -> None:
+        self.open = page.gauge("connections_open", "Connections that are open now.")
+        self.limit = page.gauge("connections_limit", "How many connections may be open.")
+        self.refused = page.counter(
+            "connections_refused_total",
+            "Connections and requests refused because too many were open, by limit.",
+            ["limit"],
+        )
+        for limit in CONNECTION_REFUSALS:
+            self.refused.labels(limit)
+        self.cut_off = page.counter(
+            "connections_cut_off_total",
+            "Connections that the server ended because of what the client did, by reason.",
+            ["reason"],
+        )
+        for reason in CUT_OFFS:
+            self.cut_off.labels(reason)
 
 
 class LoopMetrics:
@@ -221,6 +252,36 @@ class SpaceMetrics:
     def saw_lead(self, seconds_by_table: Mapping[str, float]) -> None:
         for table, seconds in seconds_by_table.items():
             self.leaf_lead_seconds.labels(table).set(seconds)
+
+
+class DiskMetrics:
+    """The free space of the database's disk, and what is kept back."""
+
+    def __init__(self, page: _Page) -> None:
+        self.is_low = page.gauge(
+            "disk_low", "1 while nothing new is stored because the disk is almost full, else 0."
+        )
+        self.free = page.gauge(
+            "disk_free_bytes", "Free bytes on the database's disk; NaN if it cannot be seen."
+        )
+        self.reserve = page.gauge(
+            "disk_reserve_bytes", "Nothing new is stored when less is free; NaN if not known."
+        )
+        self.ballast = page.gauge(
+            "disk_ballast_bytes", "Bytes that can still be given up on a full disk."
+        )
+        self.released = page.counter(
+            "disk_ballast_released_bytes_total", "Bytes given up because the disk was full."
+        )
+        self._ballast_before = 0
+
+    def saw(self, disk: DiskState) -> None:
+        self.is_low.set(disk.is_low)
+        self.free.set(_or_nan(disk.free_bytes))
+        self.reserve.set(_or_nan(disk.reserve_bytes))
+        self.ballast.set(disk.ballast_bytes)
+        self.released.inc(max(self._ballast_before - disk.ballast_bytes, 0))
+        self._ballast_before = disk.ballast_bytes
 
 
 class WorkspaceMetrics:

@@ -5,14 +5,16 @@ import re
 import secrets
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from restante.database import shares
 from restante.feed.events import TRANSPORT
 from restante.http.problems import on_bug, server_stopping
 
@@ -31,6 +33,7 @@ class _Answer:
 
     raw_send: Send
     request_id: str
+    transport: Any  # None if the server does not show it
     status: int = CLIENT_CLOSED_REQUEST
     has_begun: bool = False
 
@@ -38,7 +41,10 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.has_begun = True
             self.status = message["status"]
-            MutableHeaders(scope=message)["X-Request-ID"] = self.request_id
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self.request_id
+            if getattr(self.transport, "body_is_due", False):
+                headers["Connection"] = "close"  # the rest of the body is no next request
         await self.raw_send(message)
 
 
@@ -56,10 +62,17 @@ class ObservedApp(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[TRANSPORT] = getattr(getattr(send, "__self__", None), "transport", None)
-        if scope["type"] != "http":
-            return await super().__call__(scope, receive, send)
+        shares.caller.set(self.state.access.caller(HTTPConnection(scope)))
+        with self.state.concurrency.counted(scope):
+            if scope["type"] == "http":
+                await self._observe(scope, receive, send)
+            else:
+                await super().__call__(scope, receive, send)
+
+    async def _observe(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
-        answer = _Answer(send, given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8))
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        answer = _Answer(send, request_id, scope[TRANSPORT])
         started = time.monotonic()
         with structlog.contextvars.bound_contextvars(request_id=answer.request_id):
             try:

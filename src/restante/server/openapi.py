@@ -366,6 +366,9 @@ def _errors_of(one: Described) -> list[type[RestanteError]]:
             found += [error for error, status in STATUS.items() if status == refusal]
         else:
             found.append(refusal)
+    found.append(errors.TooManyConnections)
+    if "workspace" in operation.caller:
+        found.append(errors.TooManyAtOnce)
     if operation.caller != "anyone" or operation.body:
         found += _READING
         found += () if one.method in {"get", "head"} else _WRITING

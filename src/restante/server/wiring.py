@@ -14,33 +14,39 @@ import structlog
 from starlette.applications import Starlette
 
 from restante.database import migrate
-from restante.database.pool import Database, Listener
+from restante.database.listener import Listener
+from restante.database.pool import Database
 from restante.database.rules import Phase
 from restante.delivery.admin import UploadAdmin
 from restante.delivery.blobs.postgres import PostgresBlobs
 from restante.delivery.receive import Receiver
 from restante.delivery.rules import Pace, Quota, ReceivePolicy
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
+from restante.errors import DatabaseFull
 from restante.feed.rates import Rate
 from restante.feed.rules import WriteLimits
 from restante.feed.service import Feed
 from restante.feed.subject import FeedPartitions
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
-from restante.postgres import DataDirectory, EmbeddedPostgres, postgres_for
+from restante.http.operations import JsonPace
+from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep
+from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount, SpaceSamples
 from restante.retention.store import RetentionSettings
 from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep
 from restante.server import admin_token, app, logs
 from restante.server.app import Services
+from restante.server.connections import ConnectionLimits, Connections, raise_open_files
 from restante.server.health import Readiness
 from restante.server.listener import HttpServer, address_of, is_loopback, listen
 from restante.server.loops import Loop, Loops
 from restante.server.metrics import Metrics
 from restante.settings import Settings
 from restante.workspaces.auth import Access
+from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.phantoms import reset_phantoms
 from restante.workspaces.push import Push
 from restante.workspaces.registry import Registry
@@ -71,13 +77,39 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
     with listening, suppress(asyncio.CancelledError):
         async with application(settings) as (web, token_file):
             ready = Ready(address_of(listening, settings.host), token_file)
-            http = HttpServer(
-                web,
-                grace_seconds=settings.shutdown_grace_seconds,
-                on_ready=lambda: announce(ready),
-            )
+            http = http_server(settings, web, on_ready=lambda: announce(ready))
             stop.on_signal = partial(_stop_serving, http, web)
             await http.serve(sockets=[listening])
+
+
+def http_server(settings: Settings, web: Starlette, *, on_ready: Callable[[], None]) -> HttpServer:
+    """What serves the application on a socket."""
+    return HttpServer(
+        web,
+        web.state.connections,
+        send_timeout_seconds=settings.send_timeout_seconds,
+        grace_seconds=settings.shutdown_grace_seconds,
+        on_ready=on_ready,
+    )
+
+
+def _connection_limits(settings: Settings) -> ConnectionLimits:
+    """The configured limits, as far as this process may open files."""
+    wanted = ConnectionLimits(
+        settings.max_connections,
+        settings.max_connections_per_address,
+        settings.max_requests_per_workspace,
+    )
+    open_files = raise_open_files()
+    limits = wanted.within(open_files, pool_size=settings.pool_size)
+    if limits.total < wanted.total:
+        log.warning(
+            "open_files_too_few",
+            open_files=open_files,
+            max_connections=settings.max_connections,
+            accepted=limits.total,
+        )
+    return limits
 
 
 def _stop_serving(http: HttpServer, web: Starlette) -> None:
@@ -121,9 +153,9 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
             )
         )
         subjects = subjects_of(settings)
-        services = _services(settings, db, wakeups, push, subjects, token)
-        await upkeep.create_partitions(db, subjects, now=await services.sweep.now())
-        await save_retention(settings, db)
+        disk = await disk_of(settings, db, _ballast(settings, directory))
+        services = _services(settings, db, disk, wakeups, push, subjects, token)
+        await _prepare_to_store(settings, services, subjects)
         loops = _loops(settings, services, subjects)
         services.metrics.loops.expect(loop.name for loop in loops)
         await stack.enter_async_context(Loops(loops, services.metrics.loops))
@@ -147,12 +179,35 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
         await Readiness(db, migrate.shipped()).check()
         settings = await with_saved_retention(settings, db, given=given)
         wakeups, subjects = Wakeups(db, Listener(dsn)), subjects_of(settings)
+        disk = await disk_of(settings, db, _ballast(settings, data_directory(settings)))
         yield Operator(
-            sweep_of(db, subjects),
-            SpaceAccount(db, subjects),
+            sweep_of(db, subjects, disk),
+            SpaceAccount(db, subjects, disk),
             UploadAdmin(db, wakeups, ack_retention=_ack_retention(settings)),
         )
         await wakeups.notify_others()  # the readers wait at the servers
+
+
+async def disk_of(settings: Settings, db: Database, ballast: Ballast | None = None) -> Disk:
+    """The disk of the database, if it can be seen from here."""
+    disk = Disk(db, reserve_bytes=settings.disk_reserve_bytes, ballast=ballast)
+    async with db.connection() as connection:
+        await disk.locate(connection)
+    return disk
+
+
+def _ballast(settings: Settings, directory: DataDirectory) -> Ballast | None:
+    """What is kept back beside the embedded Postgres; nothing beside another one."""
+    return None if settings.database_url else Ballast.beside(directory, settings.ballast_bytes)
+
+
+async def _prepare_to_store(settings: Settings, services: Services, subjects: Subjects) -> None:
+    """On a full disk the server starts all the same: its sweeps and readers free it."""
+    try:
+        await upkeep.create_partitions(services.db, subjects, now=await services.sweep.now())
+        await save_retention(settings, services.db)
+    except DatabaseFull as error:
+        log.warning("started_on_a_full_disk", reason=str(error))
 
 
 async def save_retention(settings: Settings, db: Database) -> None:
@@ -206,9 +261,9 @@ def subjects_of(settings: Settings) -> Subjects:
     )
 
 
-def sweep_of(db: Database, subjects: Subjects) -> Sweep:
+def sweep_of(db: Database, subjects: Subjects, disk: Disk) -> Sweep:
     """The sweep, with time left before the deadline of its loop."""
-    return Sweep(db, subjects, budget_seconds=_SWEEP_SECONDS * 0.7)
+    return Sweep(db, subjects, budget_seconds=_SWEEP_SECONDS * 0.7, disk=disk)
 
 
 def _loops(settings: Settings, services: Services, subjects: Subjects) -> list[Loop]:
@@ -228,6 +283,9 @@ def _loops(settings: Settings, services: Services, subjects: Subjects) -> list[L
     async def sweep() -> None:
         await services.sweep.run_observed(metrics.sweep, now=await services.sweep.now())
 
+    async def watch_disk() -> None:
+        metrics.disk.saw(await services.disk.tend())
+
     async def look_at_space() -> None:
         metrics.saw_space(await services.space.sample(now=datetime.now(UTC)))
 
@@ -246,47 +304,74 @@ def _loops(settings: Settings, services: Services, subjects: Subjects) -> list[L
         # A reservation lasts half a minute: what a killed server had reserved is free within one.
         Loop("expired", sweep_promptly, interval_seconds=15, deadline_seconds=30),
         Loop("sweep", sweep, sweep_every, deadline_seconds=_SWEEP_SECONDS),
+        Loop("disk", watch_disk, interval_seconds=1, deadline_seconds=10),
+        Loop(
+            "relief",
+            partial(_relieve_disk, services),
+            interval_seconds=10,
+            deadline_seconds=_SWEEP_SECONDS,
+        ),
         Loop("space", look_at_space, interval_seconds=300, deadline_seconds=30),
         Loop("phantoms", phantoms, interval_seconds=300, deadline_seconds=30),
     ]
 
 
+async def _relieve_disk(services: Services) -> None:
+    """On a disk that is almost full, free what can be freed: the next sweep may be too late."""
+    if services.disk.is_low:
+        observer = services.metrics.sweep
+        await services.sweep.run_observed(observer, now=datetime.now(UTC), closely=True)
+        await services.disk.checkpoint()
+
+
 def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
     settings: Settings,
     db: Database,
+    disk: Disk,
     wakeups: Wakeups,
     push: Push,
     subjects: Subjects,
     admin_token: str,
 ) -> Services:
     access = Access(db, admin_token=admin_token)
-    receiver = receiver_of(settings, db, wakeups)
+    receiver = receiver_of(settings, db, wakeups, disk)
+    metrics = Metrics(settings.metrics_namespace, subjects)
+    metrics.listening_silent_seconds.set_function(wakeups.silent_seconds)
+    limits = _connection_limits(settings)
     return Services(
-        metrics=Metrics(settings.metrics_namespace, subjects),
+        metrics=metrics,
+        connections=Connections(limits, metrics.connections),
         readiness=Readiness(db, migrate.shipped()),
         db=db,
+        disk=disk,
+        json_pace=JsonPace(settings.json_idle_seconds, settings.json_seconds),
         access=access,
+        concurrency=Concurrency(
+            limits.per_workspace,
+            on_refusal=metrics.connections.refused.labels("workspace").inc,
+        ),
         registry=Registry(
             db,
             access,
             registration_token=settings.registration_token,
             is_open=is_loopback(settings.host),
+            disk=disk,
         ),
         push=push,
-        feed=Feed(db, wakeups, _write_limits(settings)),
+        feed=Feed(db, wakeups, _write_limits(settings), disk),
         watch_policy=WatchPolicy(),
         wakeups=wakeups,
         message_rate=Rate(settings.messages_per_minute, settings.message_bytes_per_minute),
         receiver=receiver,
         blobs=receiver.blobs,
-        sweep=sweep_of(db, subjects),
-        space=SpaceAccount(db, subjects),
+        sweep=sweep_of(db, subjects, disk),
+        space=SpaceAccount(db, subjects, disk),
         ack_retention=_ack_retention(settings),
         staging_enabled=settings.staging,
     )
 
 
-def receiver_of(settings: Settings, db: Database, wakeups: Wakeups) -> Receiver:
+def receiver_of(settings: Settings, db: Database, wakeups: Wakeups, disk: Disk) -> Receiver:
     """What receives files, with the quotas and limits of the settings."""
     policy = ReceivePolicy(
         ttl=timedelta(seconds=settings.upload_ttl_seconds),
@@ -302,7 +387,8 @@ def receiver_of(settings: Settings, db: Database, wakeups: Wakeups) -> Receiver:
             settings.upload_idle_seconds,
         ),
     )
-    return Receiver(db, PostgresBlobs(db), wakeups, policy, limits=_write_limits(settings))
+    limits = _write_limits(settings)
+    return Receiver(db, PostgresBlobs(db), wakeups, policy, limits=limits, disk=disk)
 
 
 def _max_stored_bytes(settings: Settings) -> int:

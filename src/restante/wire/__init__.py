@@ -17,6 +17,7 @@ from restante.wire.feed import (
     ACKED_SEQ as ACKED_SEQ,
     LATEST_SEQ as LATEST_SEQ,
     LOWEST_SEQ as LOWEST_SEQ,
+    READ_SEQ as READ_SEQ,
     ActivityRow as ActivityRow,
     Event as Event,
     FeedAck as FeedAck,
@@ -59,6 +60,7 @@ from restante.wire.workspaces import (
     Registered as Registered,
     Registration as Registration,
     WorkspaceChanges as WorkspaceChanges,
+    WorkspaceEntry as WorkspaceEntry,
     WorkspacePage as WorkspacePage,
     WorkspaceView as WorkspaceView,
 )

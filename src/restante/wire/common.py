@@ -27,7 +27,14 @@ class Alive(Struct, frozen=True):
     status: Literal["alive"]
 
 
-class Ready(Struct, frozen=True):
-    """The server can do its work."""
+class Ready(Struct, frozen=True, omit_defaults=True):
+    """The server can do its work, or most of it."""
 
     status: Literal["ready"]
+    degraded: Annotated[
+        Literal["disk"] | None,
+        Meta(
+            description="`disk`: it is almost full. Nothing new is stored; what waits can be "
+            "fetched and acknowledged."
+        ),
+    ] = None

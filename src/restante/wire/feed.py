@@ -10,6 +10,7 @@ from restante.wire.common import Moment
 LOWEST_SEQ = "X-Restante-Lowest-Seq"
 LATEST_SEQ = "X-Restante-Latest-Seq"
 ACKED_SEQ = "X-Restante-Acked-Seq"
+READ_SEQ = "X-Restante-Read-Seq"
 
 _PARAMS = {"message": {"role": "user", "parts": [{"kind": "text", "text": "Good morning."}]}}
 
@@ -42,13 +43,20 @@ class ActivityRow(Struct, frozen=True):
     seq: Annotated[int, Meta(description="Grows by one from row to row of a feed.")]
 
 
-class FeedAck(Struct, frozen=True):
+class FeedAck(Struct, frozen=True, omit_defaults=True):
     """The last row that the workspace has handled."""
 
     acked_seq: Annotated[
         int,
         Meta(ge=0, le=2**63 - 1, description="The seq of the last row handled.", examples=[42]),
     ]
+    acked_id: Annotated[
+        UUID | None,
+        Meta(
+            description="The id of that row. If the server has another row with this seq, because "
+            "it was restored from a backup, the mark does not move."
+        ),
+    ] = None
 
 
 class FeedAcked(Struct, frozen=True):

@@ -139,6 +139,10 @@ class SpaceView(Struct, frozen=True, kw_only=True, rename={"partitions": "leaves
     dead_bytes: int
     growth_bytes_per_day: float | None
     free_bytes: int | None
+    reserve_bytes: Annotated[
+        int | None, Meta(description="Nothing new is stored when less than this is free.")
+    ]
+    is_disk_low: bool
     days_until_full: float | None
     lead_seconds: dict[str, float]
     tables: list[TableSpaceView]

@@ -70,14 +70,11 @@ class WorkspaceChanges(Struct, frozen=True, forbid_unknown_fields=True):
     parent_id: UUID | None = None
 
 
-class WorkspaceView(Struct, frozen=True):
-    """A workspace as the operator sees it, without its secrets."""
-
+class _Workspace(Struct, frozen=True):
     id: UUID
     name: str
     delivery_mode: Mode
     url: str | None
-    agent_card: Raw
     parent_id: UUID | None
     status: Literal["active", "removed"]
     has_token: bool
@@ -87,10 +84,22 @@ class WorkspaceView(Struct, frozen=True):
     last_seen_at: Moment
 
 
+class WorkspaceEntry(_Workspace, frozen=True):
+    """A workspace in a list, without its secrets and its card."""
+
+    agent_card: None = None  # clients of the previous release require the field
+
+
+class WorkspaceView(_Workspace, frozen=True):
+    """A workspace as the operator sees it, without its secrets."""
+
+    agent_card: Raw
+
+
 class WorkspacePage(Struct, frozen=True):
     """Workspaces in the order of their ids; `next_after` is missing on the last page."""
 
-    workspaces: list[WorkspaceView]
+    workspaces: list[WorkspaceEntry]
     next_after: UUID | UnsetType = UNSET
 
 

@@ -10,7 +10,11 @@ from restante.database.pool import Database
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId, as_uuid
 from restante.workspaces import store
-from restante.workspaces.rules import Workspace, token_hash, token_matches
+from restante.workspaces.concurrency import ACCOUNT, Account
+from restante.workspaces.rules import Workspace, is_token, token_hash, token_matches
+
+# Longer ones are not hashed; ours have 43 characters, and the operator chooses the admin's.
+_MAX_TOKEN = 4096
 
 _REFUSED = "Send the token of this workspace as `Authorization: Bearer <token>`."
 _REFUSED_ADMIN = "Send the admin token as `Authorization: Bearer <token>`."
@@ -28,14 +32,30 @@ class Access:
         given = (token or "").encode("utf-8", "surrogateescape")
         return bool(given) and hmac.compare_digest(self._admin_token, given)
 
+    def caller(self, request: HTTPConnection) -> str | None:
+        """Whose share of the database a request uses; the operator's has no limit."""
+        token = bearer(request)
+        if self.is_admin(token):
+            return None
+        return token or (request.client.host if request.client else "")
+
     async def find(self, workspace_id: WorkspaceId) -> Workspace | None:
         """The workspace, unless it was removed."""
         async with self._db.connection() as connection:
             found = await store.get(connection, workspace_id)
         return found if found and found.status == "active" else None
 
+    async def find_own(self, workspace_id: WorkspaceId, token: str | None) -> Workspace | None:
+        """The workspace, if this is its token; the look-up costs the same if it is not."""
+        if token is None or not is_token(token):
+            return None
+        found = await self.find(workspace_id)
+        return found if found and token_matches(found, token) else None
+
     async def find_by_token(self, token: str) -> Workspace | None:
         """The workspace that this token belongs to."""
+        if not is_token(token):
+            return None
         async with self._db.connection() as connection:
             return await store.by_token(connection, token_hash(token))
 
@@ -45,9 +65,17 @@ def access(request: HTTPConnection) -> Access:
     return request.app.state.access
 
 
+def account(request: HTTPConnection) -> Account:
+    """What the request is charged to, once it is known who sent it."""
+    return request.scope[ACCOUNT]
+
+
 def bearer(request: HTTPConnection) -> str | None:
     """The bearer token, if one was sent."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    header = request.headers.get("authorization", "")
+    if len(header) > _MAX_TOKEN:
+        return None
+    scheme, _, token = header.partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 
@@ -61,7 +89,10 @@ def workspace_id(request: HTTPConnection) -> WorkspaceId:
 
 def is_admin(request: HTTPConnection) -> bool:
     """Whether the operator is calling."""
-    return access(request).is_admin(bearer(request))
+    if not access(request).is_admin(bearer(request)):
+        return False
+    account(request).trust()
+    return True
 
 
 def admin(request: HTTPConnection) -> None:
@@ -72,35 +103,40 @@ def admin(request: HTTPConnection) -> None:
 
 async def owner(request: HTTPConnection) -> Workspace:
     """The workspace, if it is calling itself; the same refusal whether it exists or not."""
-    wanted, token = workspace_id(request), bearer(request)
-    found = await access(request).find(wanted) if token else None
-    if token is None or found is None or not token_matches(found, token):
-        raise NotAuthenticated(_REFUSED)
+    return await owner_of(request, workspace_id(request))
+
+
+async def owner_of(
+    request: HTTPConnection, wanted: WorkspaceId, *, otherwise: str = _REFUSED
+) -> Workspace:
+    """The same for a workspace that the body names."""
+    found = await access(request).find_own(wanted, bearer(request))
+    if found is None:
+        raise NotAuthenticated(otherwise)
+    account(request).charge(found.id)
     return found
 
 
 async def owner_or_admin(request: HTTPConnection) -> Workspace:
     """The workspace, if it or the operator is calling; only the operator learns what is missing."""
-    checks, token, wanted = access(request), bearer(request), workspace_id(request)
-    found = await checks.find(wanted) if token else None
-    if token and found and token_matches(found, token):
-        return found
-    if not checks.is_admin(token):
-        raise NotAuthenticated(_REFUSED)
+    if not is_admin(request):
+        return await owner(request)
+    found = await access(request).find(workspace_id(request))
     if found is None:
         raise WorkspaceUnknown
     return found
 
 
-async def sender(request: HTTPConnection) -> tuple[UUID | None, Workspace]:
+async def sender(request: HTTPConnection) -> UUID | None:
     """
-    Who sends a message, and to whom: any workspace with its own token, or the operator.
+    Who sends a message: any workspace with its own token, or the operator.
 
-    The sender is None for the operator, whose messages come from the canvas.
+    None for the operator, whose messages come from the canvas.  The recipient is not looked up, so
+    that only who may send can learn whether it exists.
     """
-    wanted = workspace_id(request)
+    workspace_id(request)  # a malformed id is refused for everybody
     if is_admin(request):
-        return None, await owner_or_admin(request)
+        return None
     token = bearer(request)
     caller = await access(request).find_by_token(token) if token else None
     claimed = request.headers.get(wire.CALLER_ID)
@@ -109,7 +145,13 @@ async def sender(request: HTTPConnection) -> tuple[UUID | None, Workspace]:
             "Send your own workspace's token as `Authorization: Bearer <token>`; "
             f"{wire.CALLER_ID}, if sent, must be its id."
         )
-    found = await access(request).find(wanted)
+    account(request).charge(caller.id)
+    return caller.id
+
+
+async def recipient(request: HTTPConnection) -> Workspace:
+    """To whom a message is sent, for a sender that was checked; raises WorkspaceUnknown."""
+    found = await access(request).find(workspace_id(request))
     if found is None:
         raise WorkspaceUnknown
-    return caller.id, found
+    return found

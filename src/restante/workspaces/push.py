@@ -8,10 +8,13 @@ that stalls is ended, and an address that may not be called is refused.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+from uuid import UUID
 
 import structlog
 from aiohttp import (
@@ -27,17 +30,23 @@ from aiohttp import (
     TCPConnector,
 )
 
-from restante.errors import AddressRefused, WorkspaceHasNoCallback, WorkspaceUnreachable
+from restante.errors import (
+    AddressRefused,
+    TooManyAtOnce,
+    WorkspaceHasNoCallback,
+    WorkspaceUnreachable,
+)
 from restante.workspaces.addresses import may_call
-from restante.workspaces.rules import Workspace, ingest_url
+from restante.workspaces.rules import PushCalls, Workspace, ingest_url, push_refusal
 
 log = structlog.get_logger()
 
-_MAX_CALLS = 256
-_MAX_CALLS_PER_HOST = 32
+_MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 # A workspace counts as stalled if it does not take this much within the timeout.
 _PIECE_BYTES = 64 * 1024
+
+_RETRY_SECONDS = 1
 
 # The total time of a call, in multiples of the timeout: an answer may be slow, but must end.
 _TOTAL_TIMEOUTS = 10
@@ -65,14 +74,16 @@ class Push:
     def __init__(self, session: ClientSession, *, timeout_seconds: float) -> None:
         self._session = session
         self._timeout_seconds = timeout_seconds
+        self._running = _Running()
 
     @classmethod
     @asynccontextmanager
     async def opened(cls, *, to_private: bool, timeout_seconds: float) -> AsyncIterator["Push"]:
         """Open the client; calls that are still running at the end are closed."""
         connector = TCPConnector(
-            limit=_MAX_CALLS,
-            limit_per_host=_MAX_CALLS_PER_HOST,
+            # A call that the connector held back would wait for stalled ones: `_Running` refuses.
+            limit=0,
+            limit_per_host=0,
             # A kept-alive connection may close during a body that cannot be sent twice.
             force_close=True,
             use_dns_cache=False,
@@ -102,14 +113,29 @@ class Push:
         """
         Forward a body as it arrives, within the time that its sender has.
 
-        Raises WorkspaceUnreachable or AddressRefused, also inside the block if the answer breaks.
+        Raises WorkspaceUnreachable or AddressRefused, also inside the block if the answer breaks,
+        and TooManyAtOnce.
         """
-        return self._call(workspace, ingest_url(_url(workspace)), body, headers, within_seconds)
+        url = ingest_url(_url(workspace))
+        return self._limited(
+            self._call(workspace, url, body, headers, within_seconds), workspace, None
+        )
 
-    def message(self, workspace: Workspace, body: bytes) -> AbstractAsyncContextManager[Answer]:
-        """Forward a message; raises as `upload` does."""
+    def message(
+        self, workspace: Workspace, body: bytes, *, sender: UUID | None
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Forward a message of a workspace, or of the operator; raises as `upload` does."""
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        return self._call(workspace, _url(workspace), _one(body), headers, 0)
+        call = self._call(workspace, _url(workspace), _one(body), headers, 0)
+        return self._limited(call, workspace, sender)
+
+    @asynccontextmanager
+    async def _limited(
+        self, call: AbstractAsyncContextManager[Answer], workspace: Workspace, sender: UUID | None
+    ) -> AsyncIterator[Answer]:
+        with self._running.one_more(workspace, sender):
+            async with call as answer:
+                yield answer
 
     @asynccontextmanager
     async def _call(
@@ -149,6 +175,34 @@ class Push:
             raise WorkspaceUnreachable("workspace unreachable") from error
 
 
+class _Running:
+    """The calls that are running; one too many is refused at once, because waiting would stall."""
+
+    def __init__(self) -> None:
+        self._count = Counter[object]()
+
+    @contextmanager
+    def one_more(self, workspace: Workspace, sender: UUID | None) -> Iterator[None]:
+        """Count a call while it runs; raises TooManyAtOnce.  The operator's have no sender."""
+        to, at = ("to", workspace.id), ("at", urlsplit(workspace.url or "").netloc.lower())
+        by = ("by", sender)
+        running = PushCalls(
+            self._count[to], self._count[at], self._count[by] if sender else 0, self._count["all"]
+        )
+        if refusal := push_refusal(running):
+            log.info("push_refused", workspace=str(workspace.id), reason=refusal)
+            raise TooManyAtOnce(
+                f"{refusal}; let one of them end first.", retry_after_seconds=_RETRY_SECONDS
+            )
+        keys = (to, at, by, "all")
+        self._count.update(keys)
+        try:
+            yield
+        finally:
+            self._count.subtract(keys)
+            self._count = +self._count  # without the zeros
+
+
 class _StallTimeout:
     """Ends a call without progress; time spent waiting for the sender does not count."""
 
@@ -180,9 +234,13 @@ class _StallTimeout:
 
     async def receiving(self, response: ClientResponse) -> AsyncIterator[bytes]:
         """The answer's body, as the workspace sends it."""
+        received = 0
         self._renew()
         async for piece in response.content.iter_any():
             self._renew()
+            received += len(piece)
+            if received > _MAX_ANSWER_BYTES:
+                raise _AnswerTooLong
             yield piece
 
 
@@ -218,6 +276,13 @@ class _Refused(OSError):
         return "address refused"
 
 
+class _AnswerTooLong(ClientError):
+    """An answer that is longer than what is relayed."""
+
+    def __str__(self) -> str:
+        return "its answer is too long"
+
+
 def _url(workspace: Workspace) -> str:
     if not workspace.url:
         raise WorkspaceHasNoCallback("workspace has no callback URL")
@@ -232,6 +297,8 @@ def _answer(response: ClientResponse, stall_timeout: _StallTimeout) -> Answer:
     status = response.status
     if not 200 <= status <= 599:
         raise ClientError(f"status {status}")
+    if (response.content_length or 0) > _MAX_ANSWER_BYTES:
+        raise _AnswerTooLong
     headers = {name: response.headers[name] for name in _RELAYED if name in response.headers}
     if status in _WITHOUT_BODY:
         headers.pop("Content-Length", None)
@@ -246,6 +313,8 @@ def _reason(error: Exception) -> str:
     """What went wrong, without the URL, which the HTTP client's own messages contain."""
     if _is_refused(error):
         return "the address may not be called"
+    if isinstance(error, _AnswerTooLong):
+        return str(error)
     if isinstance(error, TimeoutError):
         return "no progress within the timeout"
     if isinstance(error, ClientConnectorDNSError):

@@ -12,28 +12,27 @@ select id from registered;
 
 -- name: update
 update workspaces
-   set name = $2, delivery_mode = $3, url = $4, agent_card = $5, parent_id = $6,
-       last_seen_at = clock_timestamp()
+   set name = $2, delivery_mode = $3, url = $4, agent_card = coalesce($5, agent_card),
+       parent_id = $6, last_seen_at = clock_timestamp()
  where id = $1 and status = 'active'
 returning id;
 
 -- name: get
-select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, inbound_secret,
-       active_tasks, current_task, created_at, last_seen_at
+-- Without the card, here and wherever a caller is authenticated: it is large, and reading it would make a
+-- wrong token expensive.
+select id, name, delivery_mode, url, parent_id, status, token_hash, inbound_secret
   from workspaces
  where id = $1;
 
 -- name: get_for_update
 -- Locked until the change is written, so that concurrent changes do not undo each other.
-select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, inbound_secret,
-       active_tasks, current_task, created_at, last_seen_at
+select id, name, delivery_mode, url, parent_id, status, token_hash, inbound_secret
   from workspaces
  where id = $1
    for update;
 
 -- name: by_token
-select id, name, delivery_mode, url, agent_card, parent_id, status, token_hash, inbound_secret,
-       active_tasks, current_task, created_at, last_seen_at
+select id, name, delivery_mode, url, parent_id, status, token_hash, inbound_secret
   from workspaces
  where token_hash = $1 and status = 'active';
 
@@ -45,7 +44,7 @@ select id, name, delivery_mode, url, agent_card, parent_id, status,
  where id = $1;
 
 -- name: page
-select id, name, delivery_mode, url, agent_card, parent_id, status,
+select id, name, delivery_mode, url, parent_id, status,
        token_hash is not null as has_token, active_tasks, current_task, created_at, last_seen_at
   from workspaces
  where id > $1
@@ -108,8 +107,8 @@ select count(*) from deleted;
 
 -- name: revive
 update workspaces
-   set status = 'active', name = $2, delivery_mode = $3, url = $4, agent_card = $5, token_hash = $6,
-       inbound_secret = $7, active_tasks = 0, current_task = '', last_seen_at = clock_timestamp()
+   set status = 'active', name = $2, delivery_mode = $3, url = $4,
+       agent_card = coalesce($5, agent_card), token_hash = $6, inbound_secret = $7, active_tasks = 0, current_task = '', last_seen_at = clock_timestamp()
  where id = $1 and status = 'removed'
 returning id;
 

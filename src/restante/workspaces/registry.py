@@ -6,12 +6,14 @@ from uuid import UUID
 import structlog
 
 from restante import wire
-from restante.database.pool import Database
+from restante.database.outcomes import decided
+from restante.database.pool import Connection, Database, transaction
 from restante.errors import NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId
+from restante.retention.disk import Disk
 from restante.workspaces import rules, store
 from restante.workspaces.auth import Access
-from restante.workspaces.rules import Changes, Details, Workspace
+from restante.workspaces.rules import Changes, Details, Sender, Workspace
 
 log = structlog.get_logger()
 
@@ -24,9 +26,16 @@ class Registry:
     """The workspaces of this server."""
 
     def __init__(
-        self, db: Database, access: Access, *, registration_token: str | None, is_open: bool
+        self,
+        db: Database,
+        access: Access,
+        *,
+        registration_token: str | None,
+        is_open: bool,
+        disk: Disk | None = None,
     ) -> None:
         self._db = db
+        self._disk = disk or Disk(db)
         self._access = access
         self._registration_token = registration_token
         self._is_open = is_open
@@ -41,21 +50,34 @@ class Registry:
         return self._is_open
 
     async def register(
-        self, workspace_id: WorkspaceId, changes: Changes, *, token: str | None
+        self,
+        workspace_id: WorkspaceId,
+        changes: Changes,
+        *,
+        token: str | None,
+        sender: Sender | None = None,
     ) -> wire.Registered:
         """
         Register an id for the first time, or update an existing registration.
 
         Raises NotAuthenticated if the id is taken and the token is not its own, or if it is new and
-        the caller may not register: the same answer, so that ids cannot be probed.
+        the caller may not register: the same answer, so that ids cannot be probed.  Raises DiskLow
+        for a new id or a larger card; a workspace that comes back must be able to fetch.  Whom
+        only the open registration lets in must be a program; a `sender` of None is one.
         """
         async with self._db.connection() as connection:
             stored = await store.get(connection, workspace_id)
+        if stored and token and rules.token_matches(stored, token):
+            return await self._register_again(stored, changes)
+        if sender and self._is_let_in_by_openness(token):
+            rules.refuse_web_pages(sender)
         if stored is None or (stored.status == "removed" and self._access.is_admin(token)):
             return await self._register_new(workspace_id, stored, changes, token)
-        if token is None or not rules.token_matches(stored, token):
-            raise NotAuthenticated(_NOT_YOURS)
-        return await self._register_again(stored, changes)
+        raise NotAuthenticated(_NOT_YOURS)
+
+    def _is_let_in_by_openness(self, token: str | None) -> bool:
+        is_open = self._is_open and not self._registration_token
+        return is_open and not self._access.is_admin(token)
 
     async def _register_new(
         self,
@@ -67,13 +89,16 @@ class Registry:
         if not self.may_register(token):
             raise NotAuthenticated(_NOT_YOURS)
         details = rules.details_of(removed, changes)
+        self._disk.take(len(details.agent_card or ""))
         new_token, secret = rules.new_token(), rules.new_token()
         enter = store.revive if removed else store.insert
-        async with self._db.connection() as connection:
-            entered = await enter(
-                connection, workspace_id, details, rules.token_hash(new_token), secret
-            )
-        if not entered:
+        token_hash = rules.token_hash(new_token)
+
+        async def commit(connection: Connection) -> bool | Workspace:
+            return await enter(connection, workspace_id, details, token_hash, secret)
+
+        # The token is shown once: a registration whose reply is lost would lock its id.
+        if not await decided(self._db, commit, lambda c: store.by_token(c, token_hash)):
             raise NotAuthenticated(_NOT_YOURS)
         log.info("workspace_registered", workspace=str(workspace_id), mode=details.delivery_mode)
         shown_secret = secret if details.delivery_mode == "push" else None
@@ -99,13 +124,19 @@ class Registry:
 
     async def _update(self, workspace_id: WorkspaceId, changes: Changes) -> Details | None:
         """Change what was sent and keep the rest; None if there is no active workspace."""
-        async with self._db.transaction() as tx:
-            stored = await store.get_for_update(tx, workspace_id)
-            if stored is None or stored.status != "active":
-                return None
-            details = rules.details_of(stored, changes)
-            await store.update(tx, workspace_id, details)
-            return details
+
+        async def commit(connection: Connection) -> Details | None:
+            async with transaction(connection) as tx:
+                stored = await store.get_for_update(tx, workspace_id)
+                if stored is None or stored.status != "active":
+                    return None
+                details = rules.details_of(stored, changes)
+                if rules.is_large(details.agent_card):
+                    self._disk.take(len(details.agent_card or ""))
+                await store.update(tx, workspace_id, details)
+                return details
+
+        return await decided(self._db, commit, commit)
 
     async def heartbeat(self, workspace: Workspace, active_tasks: int, current_task: str) -> None:
         """Record that the workspace is alive and what it is doing."""
@@ -116,18 +147,31 @@ class Registry:
 
     async def remove(self, workspace_id: WorkspaceId) -> None:
         """Remove the workspace; its files stay until they expire or are swept."""
-        async with self._db.connection() as connection:
-            if not await store.remove(connection, workspace_id):
-                raise WorkspaceUnknown
+
+        async def commit(connection: Connection) -> bool:
+            return await store.remove(connection, workspace_id)
+
+        async def look_up(connection: Connection) -> bool | None:
+            stored = await store.get(connection, workspace_id)
+            return True if stored is None or stored.status == "removed" else None
+
+        if not await decided(self._db, commit, look_up):
+            raise WorkspaceUnknown
         log.info("workspace_removed", workspace=str(workspace_id))
 
     async def reissue_token(self, workspace_id: WorkspaceId) -> wire.IssuedToken:
         """Give the workspace a new token; the old one stops working."""
         new_token = rules.new_token()
-        async with self._db.transaction() as tx:
-            workspace = await store.get_for_update(tx, workspace_id)
-            if not await store.set_token(tx, workspace_id, rules.token_hash(new_token)):
-                raise WorkspaceUnknown
+        token_hash = rules.token_hash(new_token)
+
+        async def commit(connection: Connection) -> Workspace | None:
+            async with transaction(connection) as tx:
+                workspace = await store.get_for_update(tx, workspace_id)
+                if not await store.set_token(tx, workspace_id, token_hash):
+                    raise WorkspaceUnknown
+                return workspace
+
+        workspace = await decided(self._db, commit, lambda c: store.by_token(c, token_hash))
         log.info("token_reissued", workspace=str(workspace_id))
         if workspace and workspace.delivery_mode == "push":
             return wire.IssuedToken(new_token, workspace.inbound_secret)
@@ -135,9 +179,12 @@ class Registry:
 
     async def revoke_token(self, workspace_id: WorkspaceId) -> None:
         """Delete the workspace's token; it stays registered and still receives."""
-        async with self._db.connection() as connection:
-            if not await store.set_token(connection, workspace_id, None):
-                raise WorkspaceUnknown
+
+        async def commit(connection: Connection) -> bool:
+            return await store.set_token(connection, workspace_id, None)
+
+        if not await decided(self._db, commit, commit):
+            raise WorkspaceUnknown
         log.info("token_revoked", workspace=str(workspace_id))
 
     async def show(self, workspace_id: WorkspaceId) -> wire.WorkspaceView:
@@ -148,7 +195,7 @@ class Registry:
             raise WorkspaceUnknown
         return found
 
-    async def page(self, *, after: UUID, limit: int) -> list[wire.WorkspaceView]:
+    async def page(self, *, after: UUID, limit: int) -> list[wire.WorkspaceEntry]:
         """Workspaces in any state, in order of their ids."""
         async with self._db.connection() as connection:
             return await store.page(connection, after=after, limit=limit)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from uuid import UUID
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
@@ -10,7 +11,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from restante.errors import RestanteError, UploadTooSlow, WorkspaceUnreachable
-from restante.http.bodies import drain, refused
 from restante.http.disconnect import disconnected, while_connected
 from restante.workspaces.push import Answer, Push
 from restante.workspaces.rules import Workspace
@@ -39,13 +39,16 @@ def upload(
     )
     headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
     call = push.upload(workspace, body, headers=headers, within_seconds=within_seconds)
-    return _Relay(request, body, call)
+    return _Relay(body, call)
 
 
-def message(request: Request, workspace: Workspace, body: bytes) -> Response:
-    """Forward a message that has arrived and been checked."""
+def message(
+    request: Request, workspace: Workspace, body: bytes, *, sender: UUID | None
+) -> Response:
+    """Forward a message that has arrived and been checked; the operator's has no sender."""
     push: Push = request.app.state.push
-    return _Relay(request, _Body(request, workspace, has_ended=True), push.message(workspace, body))
+    call = push.message(workspace, body, sender=sender)
+    return _Relay(_Body(request, workspace, has_ended=True), call)
 
 
 def log_refusal(workspace: Workspace, refusal: RestanteError) -> None:
@@ -68,7 +71,7 @@ class _Body:
     ) -> None:
         self._request = request
         self._workspace = workspace
-        self.max_bytes = max_bytes
+        self._max_bytes = max_bytes
         self._too_large = too_large
         self._within_seconds = within_seconds
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -92,7 +95,6 @@ class _Body:
 
     async def _read(self) -> None:
         received = 0
-        self._request.state.body_has_begun = True
         while not self.has_ended:
             self._waiting_for_sender = False
             await self._pieces.join()
@@ -102,7 +104,7 @@ class _Body:
                 raise ClientDisconnect
             piece = event.get("body", b"")
             received += len(piece)
-            if received > self.max_bytes and self._too_large:
+            if received > self._max_bytes and self._too_large:
                 log_refusal(self._workspace, self._too_large)
                 raise self._too_large
             self.has_ended = not event.get("more_body", False)
@@ -133,36 +135,25 @@ class _Relay(Response):
     complete.
     """
 
-    def __init__(
-        self, request: Request, body: _Body, call: AbstractAsyncContextManager[Answer]
-    ) -> None:
+    def __init__(self, body: _Body, call: AbstractAsyncContextManager[Answer]) -> None:
         super().__init__()
-        self._request = request
         self._body = body
         self._call = call
         self._has_begun = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         try:
             await while_connected(self._relay(send), self._body.receive())
-        except RestanteError as refusal:
+        except RestanteError:
             if self._has_begun:
                 return
-            if self._body.has_ended:
-                raise
-            answer = await refused(self._request, refusal, max_bytes=self._body.max_bytes)
-            await answer(scope, receive, send)
-            return
-        if not self._body.has_ended:  # the workspace has answered without reading everything
-            await drain(self._request, max_bytes=self._body.max_bytes)
+            raise
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _relay(self, send: Send) -> None:
         """Send all of the answer except its end."""
         async with self._call as answer:
             headers = {**answer.headers, "X-Content-Type-Options": "nosniff"}
-            if not self._body.has_ended:
-                headers["Connection"] = "close"  # the rest of the body is no next request
             encoded = [_encoded(name, value) for name, value in headers.items()]
             self._has_begun = True
             await send({"type": "http.response.start", "status": answer.status, "headers": encoded})

@@ -2,41 +2,44 @@
 
 import hashlib
 import hmac
+import re
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from datetime import datetime
+from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
-from restante.errors import BadRequest
+from restante.errors import BadRequest, NotJson, OriginRefused
 from restante.ids import WorkspaceId
 from restante.text import printable
 from restante.wire import Mode
 
 MAX_LABEL = 1000
 MAX_CARD_BYTES = 64 * 1024  # it is kept as long as its workspace
+MAX_CALLS_TO_WORKSPACE = 8
+MAX_CALLS_BY_SENDER = 32
+MAX_CALLS_TO_HOST = 64
+MAX_CALLS = 512
 _MAX_URL = 2048
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
+_SMALL_CARD = 4096
 _INGEST = "/internal/chat/uploads/ingest"
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A receiver, as the store has it."""
+    """A receiver, as the store has it, without its card."""
 
     id: WorkspaceId
     name: str
     delivery_mode: Mode
     url: str | None
-    agent_card: str  # JSON
     parent_id: UUID | None
     status: Literal["active", "removed"]
     token_hash: bytes | None
     inbound_secret: str
-    active_tasks: int
-    current_task: str
-    created_at: datetime
-    last_seen_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Details:
     name: str
     delivery_mode: Mode
     url: str | None
-    agent_card: str
+    agent_card: str | None  # JSON; None keeps the stored one
     parent_id: UUID | None = None
 
 
@@ -61,6 +64,49 @@ class Changes:
     parent_id: UUID | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """What a request's headers tell about the program that sent it; None: not sent."""
+
+    host: str | None = None
+    origin: str | None = None
+    content_type: str | None = None
+
+
+def refuse_web_pages(sender: Sender, *, allowed_origins: Collection[str] = ()) -> None:
+    """
+    Refuse what a web page can make a browser on this machine send without asking us first.
+
+    Any page can send to loopback.  The browser then names the page's origin.  A page whose own name
+    was made to resolve to loopback (DNS rebinding) counts as same-origin, but the Host is that
+    name.  The JSON type is a second line: a page needs our permission to send it.
+    """
+    if sender.host is not None and not _is_loopback(sender.host):
+        raise OriginRefused(
+            f"Registration is open under a loopback address only, not as {printable(sender.host)}. "
+            "Use http://127.0.0.1 and the port, or send a token that may register."
+        )
+    if sender.origin is not None and not _is_allowed(sender.origin, sender.host, allowed_origins):
+        raise OriginRefused(
+            f"The web page {printable(sender.origin)} may not register workspaces without a token."
+        )
+    if (sender.content_type or "").partition(";")[0].strip().lower() != "application/json":
+        raise NotJson("Registration without a token needs `Content-Type: application/json`.")
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a Host header names this machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_allowed(origin: str, host: str | None, allowed: Collection[str]) -> bool:
+    return origin in allowed or (host is not None and origin.lower() == f"http://{host.lower()}")
+
+
 def details_of(stored: Workspace | None, changes: Changes) -> Details:
     """
     The details after the changes; fields that were not sent keep their values.
@@ -68,9 +114,7 @@ def details_of(stored: Workspace | None, changes: Changes) -> Details:
     Raises BadRequest for a push workspace without a URL that can be called.
     """
     if stored:
-        before = Details(
-            stored.name, stored.delivery_mode, stored.url, stored.agent_card, stored.parent_id
-        )
+        before = Details(stored.name, stored.delivery_mode, stored.url, None, stored.parent_id)
     else:
         before = Details(name="", delivery_mode="push", url=None, agent_card="{}")
     after = replace(
@@ -86,6 +130,11 @@ def details_of(stored: Workspace | None, changes: Changes) -> Details:
     elif after.delivery_mode == "push":
         raise BadRequest("A workspace with delivery_mode push needs a url.")
     return after
+
+
+def is_large(card: str | None) -> bool:
+    """Whether this card needs room worth counting."""
+    return len(card or "") > _SMALL_CARD
 
 
 def check_url(url: str) -> None:
@@ -105,6 +154,37 @@ def _is_plain(url: str) -> bool:
     return parts.scheme in {"http", "https"} and callable_at and parts.username is None
 
 
+@dataclass(frozen=True, slots=True)
+class PushCalls:
+    """How many push calls are running."""
+
+    to_workspace: int
+    to_host: int
+    by_sender: int
+    in_all: int
+
+
+def push_refusal(running: PushCalls) -> str | None:
+    """
+    Why one more push call must not begin, None if it may.
+
+    A stalled workspace fills only its own limit, and the calls of one sender or to one host are
+    bounded as well.  While half of all calls are running, only who has none may begin another:
+    so many stalled workspaces cannot keep the others from being called.
+    """
+    if running.to_workspace >= MAX_CALLS_TO_WORKSPACE:
+        return f"{running.to_workspace} push calls to this workspace are running"
+    if running.by_sender >= MAX_CALLS_BY_SENDER:
+        return f"{running.by_sender} push calls of this sender are running"
+    if running.to_host >= MAX_CALLS_TO_HOST:
+        return f"{running.to_host} push calls to the workspace's host are running"
+    if running.in_all >= MAX_CALLS:
+        return f"{running.in_all} push calls of this server are running"
+    if running.in_all >= MAX_CALLS // 2 and (running.to_workspace or running.by_sender):
+        return "The server is busy, and a push call to this workspace or of this sender is running"
+    return None
+
+
 def ingest_url(url: str) -> str:
     """Where a push workspace with this URL accepts files."""
     parts = urlsplit(url)
@@ -113,12 +193,17 @@ def ingest_url(url: str) -> str:
 
 def clean_label(text: str) -> str:
     """One line of printable text of bounded length that can be stored as UTF-8."""
-    return printable(text).encode("utf-8", "replace").decode()[:MAX_LABEL]
+    return printable(text[:MAX_LABEL]).encode("utf-8", "replace").decode()
 
 
 def new_token() -> str:
     """A random token; it is shown once and stored only as a hash."""
-    return secrets.token_urlsafe(32)
+    return secrets.token_urlsafe(32)  # 43 characters
+
+
+def is_token(text: str) -> bool:
+    """Whether it can be a token at all; anything else is refused without a look-up."""
+    return _TOKEN.fullmatch(text) is not None
 
 
 def token_hash(token: str) -> bytes:

@@ -48,7 +48,7 @@ async def revive(
     )
 
 
-def _columns(details: Details) -> tuple[str, str, str | None, str]:
+def _columns(details: Details) -> tuple[str, str, str | None, str | None]:
     return (details.name, details.delivery_mode, details.url, details.agent_card)
 
 
@@ -84,15 +84,16 @@ async def view(connection: Connection, workspace_id: WorkspaceId) -> wire.Worksp
     return _view(row) if row else None
 
 
-async def page(connection: Connection, *, after: UUID, limit: int) -> list[wire.WorkspaceView]:
-    """Workspaces in any state, in order of their ids."""
-    return [_view(row) for row in await connection.fetch(queries.page, after, limit)]
-
-
 def _view(row: Row) -> wire.WorkspaceView:
     columns = dict[str, Any](row)
     columns["agent_card"] = Raw(columns["agent_card"].encode())
     return wire.WorkspaceView(**columns)
+
+
+async def page(connection: Connection, *, after: UUID, limit: int) -> list[wire.WorkspaceEntry]:
+    """Workspaces in any state, in order of their ids."""
+    rows = await connection.fetch(queries.page, after, limit)
+    return [wire.WorkspaceEntry(**row) for row in rows]
 
 
 async def heartbeat(

@@ -10,7 +10,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from restante import wire
-from restante.errors import BadRequest, MessageTooLarge, NotAuthenticated, WorkspaceUnknown
+from restante.errors import (
+    BadRequest,
+    DiskLow,
+    MessageTooLarge,
+    NotAuthenticated,
+    NotJson,
+    OriginRefused,
+    WorkspaceUnknown,
+)
 from restante.http.operations import (
     BODY_REFUSALS,
     MAX_DEPTH,
@@ -21,9 +29,10 @@ from restante.http.operations import (
 )
 from restante.http.problems import json_response
 from restante.ids import WorkspaceId
+from restante.retention.disk import Disk
 from restante.workspaces import auth
 from restante.workspaces.registry import Registry
-from restante.workspaces.rules import MAX_CARD_BYTES, Changes, clean_label, token_matches
+from restante.workspaces.rules import MAX_CARD_BYTES, Changes, Sender, clean_label
 
 TAG = "workspaces"
 
@@ -32,16 +41,21 @@ def _registry(request: Request) -> Registry:
     return request.app.state.registry
 
 
+def _disk(request: Request) -> Disk:
+    return request.app.state.disk
+
+
 @operation(
     summary="Register a workspace, or update its registration.",
     caller="anyone",
     reads_token=True,
     details="The first registration of an id answers with its token, once. Later ones must carry "
     "that token; fields that are not sent keep their values. Whether a new id needs the server's "
-    "registration token or the admin's is the operator's choice.",
+    "registration token or the admin's is the operator's choice. Without a token, the request must "
+    "go to a loopback address, must not come from a web page, and must say that it is JSON.",
     body=wire.Registration,
     answers={200: wire.Registered},
-    refusals=(BadRequest, NotAuthenticated, *BODY_REFUSALS),
+    refusals=(BadRequest, NotAuthenticated, OriginRefused, NotJson, *BODY_REFUSALS, DiskLow),
 )
 async def register(request: Request) -> Response:
     sent = await json_body(request, wire.Registration)
@@ -61,8 +75,12 @@ async def register(request: Request) -> Response:
         url=sent.url or None,
         agent_card=card.decode(),
     )
+    headers = request.headers
+    sender = Sender(headers.get("host"), headers.get("origin"), headers.get("content-type"))
     return json_response(
-        await _registry(request).register(WorkspaceId(sent.id), changes, token=auth.bearer(request))
+        await _registry(request).register(
+            WorkspaceId(sent.id), changes, token=auth.bearer(request), sender=sender
+        )
     )
 
 
@@ -75,11 +93,14 @@ async def register(request: Request) -> Response:
 )
 async def heartbeat(request: Request) -> Response:
     sent = await json_body(request, wire.Heartbeat)
-    token, access = auth.bearer(request), auth.access(request)
-    workspace = await access.find(WorkspaceId(sent.workspace_id)) if token else None
-    if token is None or workspace is None or not token_matches(workspace, token):
-        raise NotAuthenticated("Send the token of this workspace with its heartbeat.")
-    await _registry(request).heartbeat(workspace, sent.active_tasks, sent.current_task)
+    workspace = await auth.owner_of(
+        request,
+        WorkspaceId(sent.workspace_id),
+        otherwise="Send the token of this workspace with its heartbeat.",
+    )
+    await _disk(request).with_room(
+        lambda: _registry(request).heartbeat(workspace, sent.active_tasks, sent.current_task)
+    )
     return json_response(wire.Status("ok"))
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from restante.delivery.rules import Chunk, Upload
 from restante.ids import WorkspaceId
 
-# About 1 MiB a statement: statements cost more than rows.
+# Written by one statement, about 1 MiB: statements cost more than rows.
 WINDOW_CHUNKS = 4
 
 

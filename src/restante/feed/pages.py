@@ -1,0 +1,117 @@
+"""
+Reads one page of a feed: the newest rows, or those after a cursor.
+
+Rows are read first and marks after, so that a trim in between is noticed: DROP TABLE ignores the
+snapshots of readers, and marks that were read first could confirm a page that has lost its
+beginning.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from restante import wire
+from restante.database.pool import Connection
+from restante.errors import CursorGone
+from restante.feed import store
+from restante.feed.rules import CLOCK_SKEW, EVERYTHING, Filter, Marks, Page, Query
+from restante.feed.store import Extent
+from restante.ids import ActivityId, WorkspaceId
+
+ReadRows = Callable[[Connection, WorkspaceId, Filter, Extent], Awaitable[list[wire.ActivityRow]]]
+
+_NO_FEED = Marks(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at a feed has found."""
+
+    page: Page
+    is_enough: bool  # False: the page has room, and there are rows that were not looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads for one query on one connection."""
+
+    connection: Connection
+    workspace_id: WorkspaceId
+    query: Query
+
+    async def look(self, after_seq: int | None, *, at_most: int) -> Look:
+        """
+        Look at so many rows: where the query says, or after a seq up to which all was looked at.
+
+        Raises CursorGone.
+        """
+        if self.query.is_newest_first:
+            return await self._look_back(after_seq, at_most)
+        if after_seq is None:
+            seq, marks = await self._beginning()
+        else:
+            seq, marks = after_seq, await self._marks()
+        return await self._look_ahead(seq, marks, at_most)
+
+    async def _look_ahead(self, seq: int, marks: Marks, at_most: int) -> Look:
+        """The rows after a seq, oldest first."""
+        rows, read_seq = list[wire.ActivityRow](), seq
+        if seq < marks.last_seq:
+            start = await self._skip_old(seq)
+            # All rows up to the newest mark were committed before it was read.
+            read_seq = min(start + at_most, marks.last_seq)
+            rows = await self._rows(store.rows_after, start, read_seq)
+            marks = await self._marks()
+        if not marks.all_kept_after(seq):
+            raise cursor_gone(marks, self.query.since_seq)
+        page = Page(rows, marks, rows[-1].seq if rows else read_seq)
+        return Look(page, is_enough=bool(rows) or not page.has_more)
+
+    async def _look_back(self, after_seq: int | None, at_most: int) -> Look:
+        """The newest rows, newest first."""
+        marks = await self._marks()
+        floor = await self._skip_old(marks.trimmed_seq if after_seq is None else after_seq)
+        start, rows = max(floor, marks.last_seq - at_most), list[wire.ActivityRow]()
+        if start < marks.last_seq:
+            rows = await self._rows(store.newest_rows, start, marks.last_seq)
+        is_enough = start <= floor or len(rows) == self.query.limit
+        # Without a filter a page that is not full has reached its maximum of bytes.
+        is_enough = is_enough or self.query.wanted == EVERYTHING
+        return Look(Page(rows, marks, marks.last_seq), is_enough)
+
+    async def _rows(self, read: ReadRows, after_seq: int, up_to_seq: int) -> list[wire.ActivityRow]:
+        extent = Extent(after_seq, up_to_seq, self.query.limit, self.query.max_bytes)
+        return await read(self.connection, self.workspace_id, self.query.wanted, extent)
+
+    async def _skip_old(self, seq: int) -> int:
+        """The seq, or a later one if the rows up to that one are older than the query wants."""
+        if self.query.wanted.not_before is None:
+            return seq
+        moment = self.query.wanted.not_before - CLOCK_SKEW
+        return max(seq, await store.last_before(self.connection, self.workspace_id, moment))
+
+    async def _beginning(self) -> tuple[int, Marks]:
+        """The seq of the cursor, and the marks at the time of the look-up."""
+        if self.query.since_id is not None:
+            return await self.cursor(self.query.since_id)
+        return self.query.since_seq or 0, await self._marks()
+
+    async def cursor(self, since: ActivityId) -> tuple[int, Marks]:
+        """The seq of a row of this feed, and the marks; raises CursorGone."""
+        cursor = await store.cursor(self.connection, self.workspace_id, since)
+        if cursor is None or cursor.seq is None:
+            raise cursor_gone(cursor.marks if cursor else _NO_FEED)
+        return cursor.seq, cursor.marks
+
+    async def _marks(self) -> Marks:
+        return await store.marks(self.connection, self.workspace_id) or _NO_FEED
+
+
+def cursor_gone(marks: Marks, since_seq: int | None = None) -> CursorGone:
+    """Rows may be missing; the facts tell a reader how many, and where to start over."""
+    sentence = "since_id is not a row of this feed, or no longer; omit since_id to start over."
+    if since_seq is not None:
+        sentence = (
+            f"since_seq {since_seq} is outside of the rows that this feed keeps; "
+            f"start over with since_seq={marks.trimmed_seq}."
+        )
+    return CursorGone(sentence, lowest_seq=marks.lowest_seq, latest_seq=marks.last_seq)

@@ -1,0 +1,75 @@
+"""
+Bounds what the readers of one workspace take from the others: connections and memory.
+
+Long scans take turns, one at a time in a workspace and a few in the process.  Large answers that
+are being sent have places, a few in a workspace.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from restante.errors import TooManyAtOnce
+from restante.ids import WorkspaceId
+
+# Of one process; the pool has connections left for everybody else.
+_SCANS_AT_ONCE = 4
+_MAX_QUEUE = 100  # of one workspace
+
+
+class Scans:
+    """The turns of scans: a filter lets so little pass that a whole feed is searched."""
+
+    def __init__(self) -> None:
+        self._running = asyncio.Semaphore(_SCANS_AT_ONCE)
+        self._locks: dict[WorkspaceId, asyncio.Lock] = {}
+        self._queued = Counter[WorkspaceId]()
+
+    @asynccontextmanager
+    async def turn(self, workspace_id: WorkspaceId) -> AsyncIterator[None]:
+        """
+        Wait until no other scan of this workspace runs; raises TooManyAtOnce.
+
+        A workspace waits with one scan for its turn among all, however many it has begun.
+        """
+        if self._queued[workspace_id] >= _MAX_QUEUE:
+            raise TooManyAtOnce(
+                f"{_MAX_QUEUE} requests search this feed already; let one of them end first."
+            )
+        self._queued[workspace_id] += 1
+        try:
+            async with self._locks.setdefault(workspace_id, asyncio.Lock()), self._running:
+                yield
+        finally:
+            self._queued[workspace_id] -= 1
+            if not self._queued[workspace_id]:
+                del self._queued[workspace_id], self._locks[workspace_id]
+
+
+class Places:
+    """The places of large answers."""
+
+    def __init__(self, per_workspace: int) -> None:
+        self._per_workspace = per_workspace
+        self._taken = Counter[WorkspaceId]()
+
+    @contextmanager
+    def place(self, workspace_id: WorkspaceId) -> Iterator[None]:
+        """
+        Take a place until the answer is sent; raises TooManyAtOnce.
+
+        Nobody queues for one, because the answer is in memory already.
+        """
+        if self._taken[workspace_id] >= self._per_workspace:
+            raise TooManyAtOnce(
+                f"{self._per_workspace} large answers from this feed are being sent already; "
+                "let one of them end first."
+            )
+        self._taken[workspace_id] += 1
+        try:
+            yield
+        finally:
+            self._taken[workspace_id] -= 1
+            if not self._taken[workspace_id]:
+                del self._taken[workspace_id]

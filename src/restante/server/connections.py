@@ -1,0 +1,161 @@
+"""
+The open connections of this process: how many there may be, and who has them.
+
+A connection counts for its address, except while an authenticated request runs on it.  So a proxy,
+whose address all clients share, is limited only in connections on which nobody has shown a token.
+"""
+
+import ipaddress
+import resource
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+import structlog
+
+from restante.server.metrics import ConnectionMetrics
+
+log = structlog.get_logger()
+
+# Refused connections that wait for the request that they answer; beyond it they are aborted.
+_MAX_WAITING_FOR_REFUSAL = 64
+
+
+# Files that are not connections of clients: the pool, calls to push workspaces, sockets, logs.
+_OTHER_FILES = 128
+
+# Shares of the total at which it is called nearly used up, and no longer so.
+_NEARLY, _NO_LONGER = 0.8, 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many connections may be open at once."""
+
+    total: int
+    per_address: int  # without an authenticated request; 0: no limit
+    per_workspace: int  # with one
+
+    def within(self, open_files: int, *, pool_size: int) -> "ConnectionLimits":
+        """
+        What of these limits holds in a process that may open so many files.
+
+        One address, or one workspace, never gets all of the total.
+        """
+        total = max(2, min(self.total, open_files - pool_size - _OTHER_FILES))
+        return ConnectionLimits(
+            total, min(self.per_address, total // 2), min(self.per_workspace, max(1, total // 4))
+        )
+
+
+def raise_open_files() -> int:
+    """Raise the soft limit of open files to the hard one; returns what holds now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # macOS refuses a soft limit above another, undocumented one
+        return soft
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+class Connections:
+    """Counts connections, refuses those beyond the limits, and reports both."""
+
+    def __init__(self, limits: ConnectionLimits, metrics: ConnectionMetrics) -> None:
+        self._limits = limits
+        self._open = 0
+        self._is_nearly_full = False
+        self._unauthenticated: Counter[str] = Counter()
+        self.metrics = metrics
+        metrics.limit.set(limits.total)
+
+    def enter(self, host: str) -> "Place":
+        """Count a new connection; the place says whether it is refused."""
+        place = Place(self, network_of(host))
+        place.refused_for = self._refused_for(place.network)
+        if place.refused_for:
+            self.metrics.refused.labels(place.refused_for).inc()
+        self.changed(+1, place.network)
+        self._count_open(+1)
+        return place
+
+    def _refused_for(self, network: str) -> str | None:
+        if self._open >= self._limits.total:
+            return "total"
+        if 0 < self._limits.per_address <= self._unauthenticated[network]:
+            return "address"
+        return None
+
+    def has_room_to_refuse(self) -> bool:
+        """Whether a refused connection can wait for its request, to be answered."""
+        return self._open <= self._limits.total + _MAX_WAITING_FOR_REFUSAL
+
+    def changed(self, by: int, network: str) -> None:
+        """An address has one connection without an authenticated request more, or less."""
+        self._unauthenticated[network] += by
+        if not self._unauthenticated[network]:
+            del self._unauthenticated[network]
+
+    def left(self) -> None:
+        """A connection was closed."""
+        self._count_open(-1)
+
+    def _count_open(self, by: int) -> None:
+        self._open += by
+        self.metrics.open.set(self._open)
+        self._warn_when_nearly_full()
+
+    def _warn_when_nearly_full(self) -> None:
+        """Log once per rise."""
+        share = self._open / self._limits.total
+        if share >= _NEARLY and not self._is_nearly_full:
+            self._is_nearly_full = True
+            log.warning("connections_nearly_full", open=self._open, limit=self._limits.total)
+        elif share < _NO_LONGER:
+            self._is_nearly_full = False
+
+
+class Place:
+    """One open connection."""
+
+    __slots__ = ("_connections", "_is_authenticated", "_is_open", "network", "refused_for")
+
+    def __init__(self, connections: Connections, network: str) -> None:
+        self._connections = connections
+        self._is_authenticated = False
+        self._is_open = True
+        self.network = network
+        self.refused_for: str | None = None
+
+    def authenticated(self) -> None:
+        """A request on it has shown a valid token."""
+        if not self._is_authenticated:
+            self._is_authenticated = True
+            self._connections.changed(-1, self.network)
+
+    def request_ended(self) -> None:
+        """It may end after its connection."""
+        if self._is_authenticated and self._is_open:
+            self._is_authenticated = False
+            self._connections.changed(+1, self.network)
+
+    def leave(self) -> None:
+        """It was closed."""
+        self.authenticated()  # so that it no longer counts for its address
+        self._is_open = False
+        self._connections.left()
+
+
+@lru_cache(maxsize=4096)
+def network_of(host: str) -> str:
+    """What counts as one address: a /64 of IPv6, which is what one customer has."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return host

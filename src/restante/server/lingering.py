@@ -1,0 +1,92 @@
+"""
+Closes a connection so that its client can still read the answer.
+
+If a socket is closed while the client sends, the client's kernel discards what it has received, and
+the answer with it.  So we shut down our side only, and discard what arrives for a while.  This is
+done for every answer that is complete before its request is: refusals, and bodies that no handler
+reads.
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+# Some clients send all of a body before they read, and the files that are offered have 100 MB.
+MAX_LINGER_BYTES = 128 * 1024 * 1024
+MAX_LINGER_SECONDS = 30.0
+
+
+class LingeringHttp(HttpToolsProtocol):
+    """Uvicorn's protocol, which by itself closes at once, or discards a body without an end."""
+
+    _lingering: asyncio.TimerHandle | None = None
+    _bytes_left = 0  # that are discarded before the connection is cut off
+
+    @property
+    def is_lingering(self) -> bool:
+        return self._lingering is not None
+
+    def linger(self, *, max_seconds: float | None = None, max_bytes: int | None = None) -> None:
+        """Nothing more will be sent: close when the client does, or after a while."""
+        if not self.is_lingering and not self.transport.is_closing():
+            self._bytes_left = max_bytes or MAX_LINGER_BYTES
+            self._lingering = self.loop.call_later(
+                max_seconds or MAX_LINGER_SECONDS, self.transport.abort
+            )
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            if self.cycle and not self.cycle.response_complete:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+
+    def on_headers_complete(self) -> None:
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:
+            self.cycle.transport = CycleTransport(self, self.cycle)  # pyright: ignore[reportAttributeAccessIssue] - it has all methods that are called
+
+    def on_response_complete(self) -> None:
+        if not self.is_lingering:
+            super().on_response_complete()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.is_lingering:
+            super().data_received(data)
+            return
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+        super().connection_lost(exc)
+
+
+class CycleTransport:
+    """The transport as one request and its answer see it."""
+
+    def __init__(self, protocol: LingeringHttp, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+
+    @property
+    def body_is_due(self) -> bool:
+        """Whether the client is still sending the request."""
+        return self._cycle.more_body
+
+    def write(self, data: bytes) -> None:
+        if not self._protocol.is_lingering:
+            self._protocol.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._protocol.transport.is_closing()
+
+    def close(self) -> None:
+        if self.body_is_due:
+            self._protocol.linger()
+        else:
+            self._protocol.transport.close()
+
+    def abort(self) -> None:
+        self._protocol.transport.abort()

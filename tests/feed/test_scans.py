@@ -1,0 +1,153 @@
+"""Filters that let little pass: rows are found however far they are, and scans take turns."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from factories import make_message, make_parts, make_workspace
+from waiting import until
+
+from restante.database.pool import Database
+from restante.errors import TooManyAtOnce
+from restante.feed import store
+from restante.feed.rules import ROWS_PER_LOOK, Filter, Query
+from restante.feed.service import Feed
+from restante.feed.store import Extent
+from restante.feed.turns import Scans
+from restante.ids import WorkspaceId
+
+pytestmark = pytest.mark.anyio
+
+RARE = Filter(activity_type="rare")
+MANY = ROWS_PER_LOOK * 2 + 10
+
+
+@pytest.fixture
+async def connection(connections: Any) -> Any:
+    return await connections()
+
+
+@pytest.fixture
+async def workspace_id(db_with_partitions: Database, connection: Any) -> WorkspaceId:
+    """A feed of many rows; the first, the last and one between are rare."""
+    workspace_id = await make_workspace(connection)
+    await connection.execute(
+        "insert into feed (id, workspace_id, seq, activity_type, status, created_at)"
+        " select (lpad(to_hex((extract(epoch from $3::timestamptz) * 1000)::bigint), 12, '0')"
+        "         || lpad(to_hex(n), 20, '0'))::uuid, $1, n,"
+        "        case when n in (1, 5, $2) then 'rare' else 'common' end, 'ok', $3"
+        "   from generate_series(1, $2::bigint) as n",
+        workspace_id,
+        MANY,
+        datetime.now(UTC),
+    )
+    await connection.execute("update feeds set last_seq = $1", MANY)
+    return workspace_id
+
+
+@pytest.fixture
+def feed(db_with_partitions: Database) -> Feed:
+    return Feed(db_with_partitions, make_parts(db_with_partitions).wakeups)
+
+
+async def seqs(feed: Feed, workspace_id: WorkspaceId, **query: Any) -> list[int]:
+    page = await feed.read(workspace_id, Query(**query))
+    return [row.seq for row in page.rows]
+
+
+async def test_a_row_is_found_behind_many_that_the_filter_stops(
+    feed: Feed, workspace_id: WorkspaceId
+):
+    assert await seqs(feed, workspace_id, since_seq=0, wanted=RARE) == [1, 5]
+    assert await seqs(feed, workspace_id, since_seq=5, wanted=RARE) == [MANY]
+    assert await seqs(feed, workspace_id, since_seq=MANY, wanted=RARE) == []
+    assert await seqs(feed, workspace_id, wanted=RARE) == [MANY, 5, 1]
+    assert await seqs(feed, workspace_id, wanted=RARE, limit=2) == [MANY, 5]
+
+
+async def test_an_empty_page_says_how_far_the_feed_was_searched(
+    feed: Feed, workspace_id: WorkspaceId
+):
+    """A reader goes on from there, and the rows are not searched again."""
+    page = await feed.read(workspace_id, Query(since_seq=5, wanted=Filter(activity_type="none")))
+
+    assert (page.rows, page.read_seq, page.has_more) == ([], MANY, False)
+
+
+@pytest.mark.parametrize("query", [{}, {"since_seq": 0}])
+async def test_rows_of_the_last_hours_are_found_behind_old_ones(
+    feed: Feed, workspace_id: WorkspaceId, connection: Any, query: dict[str, int]
+):
+    """Old rows are skipped by the primary key; all of these were made within one millisecond."""
+    now = datetime.now(UTC)
+    recent = Filter(not_before=now - timedelta(minutes=5))
+    nothing = Filter(not_before=now + timedelta(hours=3))
+
+    assert len(await seqs(feed, workspace_id, wanted=recent, limit=500, **query)) == 500
+    assert await seqs(feed, workspace_id, wanted=nothing, **query) == []
+
+
+@pytest.mark.parametrize("query", [{}, {"since_seq": 6}])
+async def test_a_waiting_reader_looks_at_each_row_once(
+    feed: Feed, workspace_id: WorkspaceId, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any]
+):
+    """Each wake-up would search the whole feed again otherwise."""
+    extents, read = list[Extent](), store._rows
+
+    async def recorded(*args: Any) -> Any:
+        extents.append(args[-1])
+        return await read(*args)
+
+    monkeypatch.setattr(store, "_rows", recorded)
+    wanted = Filter(activity_type="none yet")
+    waiting = asyncio.create_task(
+        feed.read(workspace_id, Query(wanted=wanted, wait_seconds=60, **query))
+    )
+    await until(lambda: asyncio.sleep(0, len(extents) == 2))  # a first look, and the rest
+
+    await feed.append(workspace_id, make_message(), now=datetime.now(UTC))
+    await until(lambda: asyncio.sleep(0, len(extents) == 3))
+    waiting.cancel()
+
+    assert extents[2].after_seq == MANY
+
+
+async def test_one_scan_of_a_workspace_runs_at_a_time_and_a_few_of_all():
+    scans, running, most = Scans(), list[WorkspaceId](), list[int]()
+    ids = [WorkspaceId(UUID(int=number)) for number in range(10)]
+
+    async def scan(workspace_id: WorkspaceId) -> None:
+        async with scans.turn(workspace_id):
+            assert workspace_id not in running
+            running.append(workspace_id)
+            most.append(len(running))
+            await asyncio.sleep(0)
+            running.remove(workspace_id)
+
+    await asyncio.gather(*(scan(workspace_id) for workspace_id in ids * 5))
+
+    assert max(most) == 4
+    assert not scans._locks
+
+
+async def test_a_workspace_with_too_many_scans_is_refused_and_others_are_not():
+    scans, crowded, other = Scans(), WorkspaceId(UUID(int=1)), WorkspaceId(UUID(int=2))
+
+    async def scan() -> None:
+        async with scans.turn(crowded):
+            await asyncio.Event().wait()
+
+    queued = [asyncio.create_task(scan()) for _ in range(100)]
+    await asyncio.sleep(0)
+
+    with pytest.raises(TooManyAtOnce):
+        async with scans.turn(crowded):
+            pass
+    async with scans.turn(other):
+        pass
+    for task in queued:
+        task.cancel()
+    await asyncio.gather(*queued, return_exceptions=True)
+    assert not scans._locks
