@@ -185,6 +185,30 @@ async def test_the_hour_is_refused_over_http_with_the_time_to_wait(run_site: Sit
     assert 1 <= int(answer.headers["Retry-After"]) <= 3600
 
 
+@pytest.mark.parametrize("key", [None, "a key"])
+async def test_a_small_file_just_above_the_limit_is_told_the_reason(
+    db: Database, connection: Any, workspace_id: WorkspaceId, key: str | None
+):
+    """Its rows and its remembered answer count, so they are in the refusal too."""
+    await publish_small(make_parts(db).receiver, workspace_id, key)
+    needed = await written(connection, workspace_id)
+    limits = WriteLimits(max_written_bytes=2 * needed - 1, max_feed_bytes=MIB)
+    receiver = make_parts(db, limits=limits).receiver
+
+    with pytest.raises(TooMuchWritten):
+        await publish_small(receiver, workspace_id, key and "other")
+
+    assert await written(connection, workspace_id) == needed
+
+
+async def publish_small(receiver: Receiver, workspace_id: WorkspaceId, key: str | None) -> None:
+    async with receiver.receive(workspace_id, 10) as incoming:
+        await incoming.begin_file("a.bin", "", now=NOW)
+        await incoming.write(bytes(10), now=NOW)
+        await incoming.end_file(now=NOW)
+        await incoming.publish(now=NOW, key=key)
+
+
 async def test_dead_bytes_on_disk_are_bounded(db: Database, workspace_id: WorkspaceId):
     """What was aborted or acknowledged takes space until its bucket is dropped."""
     parts = make_parts(db, server_max_stored_bytes=6 * MIB)

@@ -375,7 +375,7 @@ class Incoming:
         if self.is_published:
             return self._answer()
         await self.abort()
-        return await self.repeated_answer(key, now=now)
+        return await self.repeated_answer(key, written_bytes=batch.written_bytes, now=now)
 
     async def publish_in(self, connection: Connection, *, now: datetime) -> list[FileId]:
         """
@@ -389,7 +389,7 @@ class Incoming:
         with translated():
             async with store.in_our_schema(connection):
                 if await store.publish(connection, batch) is None:
-                    refusal = await self._refusal(connection, now=now)
+                    refusal = await self._refusal(connection, batch.written_bytes, now=now)
         if refusal:  # the transaction is intact, and the caller may go on with it
             raise refusal
         self.joined = connection
@@ -424,20 +424,28 @@ class Incoming:
             answer=answer,
         )
 
-    async def repeated_answer(self, key: str | None, *, now: datetime) -> wire.UploadAnswer:
-        """The first answer to this key; raises KeyReused if it was given for other files."""
+    async def repeated_answer(
+        self, key: str | None, *, written_bytes: int = 0, now: datetime
+    ) -> wire.UploadAnswer:
+        """
+        The first answer to this key; raises KeyReused if it was given for other files.
+
+        Without one, raises why nothing was published that would have written so much.
+        """
         if not self.files:
             raise UploadMalformed("The request holds no part named files.")
         async with self._receiver.db.connection() as connection:
             found = key and await store.remembered(connection, self.workspace_id, key, now=now)
             if not found:
-                raise await self._refusal(connection, now=now)
+                raise await self._refusal(connection, written_bytes, now=now)
         first, answer = found
         if first != rules.fingerprint(self.files):
             raise KeyReused("This Idempotency-Key was used before with other files; use a new one.")
         return msgspec.json.decode(answer, type=wire.UploadAnswer)
 
-    async def _refusal(self, connection: Connection, *, now: datetime) -> RestanteError:
+    async def _refusal(
+        self, connection: Connection, written_bytes: int, *, now: datetime
+    ) -> RestanteError:
         """Why nothing was published: there is no room, or the reservation has expired."""
         usage = await store.usage_of(connection, self.workspace_id)
         wanted = Usage(self.total_bytes, len(self.files))
@@ -447,8 +455,7 @@ class Incoming:
         if fill is None:
             return WorkspaceUnknown()
         feed_bytes = store.announced_bytes(self.workspace_id, self.files)
-        written = self.total_bytes + feed_bytes - self.room.counted_bytes
-        refusal = fill.refusal(self._receiver.limits, feed=feed_bytes, written=written)
+        refusal = fill.refusal(self._receiver.limits, feed=feed_bytes, written=written_bytes)
         sentence = "The upload took longer than its room is reserved; send it again."
         return refusal or UploadTooSlow(sentence)
 
