@@ -250,6 +250,30 @@ async def test_an_upload_that_goes_on_after_its_reservation_expired_gets_another
     assert await connection.fetchval("select count(*) from reservations") == 0
 
 
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_a_reservation_that_was_locked_during_its_renewal_is_reserved_again(
+    receiver: Receiver,
+    connection: Any,
+    workspace_id: WorkspaceId,
+    connections: Any,
+    is_deleted: bool,
+):
+    """The sweep of another server may be deleting it, and then nothing protects its room."""
+    sweeper = await connections()
+    async with receiver.receive(workspace_id, 2 * MIB) as incoming:
+        await write(incoming, 2 * MIB)
+        transaction = sweeper.transaction()
+        await transaction.start()
+        assert await expire(sweeper) == 1
+
+        await receiver.reservations.renew()
+        await (transaction.commit() if is_deleted else transaction.rollback())
+        await publish(incoming)
+
+    assert await counters(connection, workspace_id) == Counters(1, 2 * MIB, 1)
+    assert await connection.fetchval("select count(*) from reservations") == 0
+
+
 async def stale(incoming: Incoming, connection: Any) -> None:
     """Its reservation was not renewed for too long, and is released."""
     if incoming._writing:
