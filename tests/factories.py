@@ -207,8 +207,8 @@ class HeldDatabase(Database):
         self.is_held = asyncio.Event()
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        async with super().connection() as connection:
+    async def connection(self, *, wait_seconds: float | None = None) -> AsyncIterator[Connection]:
+        async with super().connection(wait_seconds=wait_seconds) as connection:
             yield connection
             if not self.is_held.is_set():
                 self.is_held.set()

@@ -183,10 +183,10 @@ class UncertainDatabase(Database):
         self.is_away = False
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
+    async def connection(self, *, wait_seconds: float | None = None) -> AsyncIterator[Connection]:
         if self.is_away:
             raise DatabaseUnavailable("The database is away.")
-        async with super().connection() as connection:
+        async with super().connection(wait_seconds=wait_seconds) as connection:
             yield connection
 
 

@@ -278,8 +278,8 @@ class Interleaved(Database):
         self.after = after
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        async with super().connection() as connection:
+    async def connection(self, *, wait_seconds: float | None = None) -> AsyncIterator[Connection]:
+        async with super().connection(wait_seconds=wait_seconds) as connection:
             yield cast("Connection", _InterleavedConnection(connection, self))
 
 
