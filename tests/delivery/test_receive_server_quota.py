@@ -21,6 +21,7 @@ from restante.delivery import store
 from restante.delivery.receive import Incoming, Receiver
 from restante.delivery.rules import MIB, Quota, Usage
 from restante.errors import DatabaseUnavailable, ServerFull
+from restante.feed.rules import UNLIMITED
 from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +43,15 @@ def always_reading(db: Database, server: Quota = SERVER) -> Receiver:
     """Reads the sum over all workspaces for every request, not once a second."""
     parts = make_parts(db, server=server)
     policy = parts.receiver.policy
-    return Receiver(db, parts.blobs, parts.wakeups, policy, usage_fresh_seconds=0)
+    return Receiver(
+        db,
+        parts.blobs,
+        parts.wakeups,
+        policy,
+        limits=UNLIMITED,
+        disk=parts.receiver.disk,
+        usage_fresh_seconds=0,
+    )
 
 
 async def is_accepted(receiver: Receiver, size: int, files: int = 1) -> bool:

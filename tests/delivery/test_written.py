@@ -16,6 +16,7 @@ from factories import (
     Parts,
     counters,
     make_batch,
+    make_feed,
     make_message,
     make_parts,
     make_upload,
@@ -31,7 +32,6 @@ from restante.delivery.store import FILE_BYTES
 from restante.errors import FeedFull, ServerFull, TooMuchWritten
 from restante.feed import store as feed
 from restante.feed.rules import UNLIMITED, WriteLimits
-from restante.feed.service import Feed
 from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -213,7 +213,13 @@ async def test_dead_bytes_on_disk_are_bounded(db: Database, workspace_id: Worksp
     """What was aborted or acknowledged takes space until its bucket is dropped."""
     parts = make_parts(db, server_max_stored_bytes=6 * MIB)
     receiver = Receiver(
-        db, parts.blobs, parts.wakeups, parts.receiver.policy, usage_fresh_seconds=0
+        db,
+        parts.blobs,
+        parts.wakeups,
+        parts.receiver.policy,
+        limits=UNLIMITED,
+        disk=parts.receiver.disk,
+        usage_fresh_seconds=0,
     )
 
     with pytest.raises(ServerFull, match="until deleted ones are swept"):
@@ -287,9 +293,7 @@ async def test_the_counted_bytes_of_a_feed_are_those_of_its_rows(
     async def reopened() -> None:
         file_id = await make_upload(connection, workspace_id)
         await acknowledge.acknowledge(parts.db, workspace_id, file_id, now=now)
-        await acknowledge.reopen(
-            parts.db, parts.wakeups, workspace_id, file_id, ack_retention=HOUR, now=now
-        )
+        await parts.reopen(workspace_id, file_id)
 
     async def trimmed() -> None:
         last = await connection.fetchval("select last_seq from feeds")
@@ -329,7 +333,7 @@ async def test_a_full_feed_refuses_messages_and_files(
 ):
     limits = WriteLimits(max_written_bytes=MIB, max_feed_bytes=2000)
     parts = make_parts(db, limits=limits)
-    queue = Feed(db, parts.wakeups, limits)
+    queue = make_feed(db, parts.wakeups, limits=limits)
 
     with pytest.raises(FeedFull, match="oldest rows are trimmed after") as refused:
         await repeat(lambda: queue.append(workspace_id, make_message(), now=NOW))

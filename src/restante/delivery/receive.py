@@ -50,7 +50,7 @@ from restante.errors import (
     WorkspaceUnknown,
 )
 from restante.feed import store as feed
-from restante.feed.rules import UNLIMITED, WriteLimits
+from restante.feed.rules import WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
 from restante.retention.disk import Disk
@@ -75,8 +75,8 @@ class Receiver:
         wakeups: Wakeups,
         policy: ReceivePolicy,
         *,
-        limits: WriteLimits = UNLIMITED,
-        disk: Disk | None = None,
+        limits: WriteLimits,
+        disk: Disk,
         usage_fresh_seconds: float = _USAGE_FRESH_SECONDS,
     ) -> None:
         self.db = db
@@ -84,7 +84,7 @@ class Receiver:
         self.policy = policy
         self.limits = limits
         self.reservations = Reservations(db, policy.quota, limits)
-        self.disk = disk or Disk(db)
+        self.disk = disk
         self._wakeups = wakeups
         self._in_progress: set[Incoming] = set()
         self._server = store.ServerUsage(0, 0, 0, 0)
