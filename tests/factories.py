@@ -183,6 +183,7 @@ def make_parts(
     quota: Quota = ROOMY,
     server: Quota = ROOMY,
     limits: WriteLimits = UNLIMITED,
+    fresh_seconds: float | None = None,
     **policy: Any,
 ) -> Parts:
     """What a server delivers with; nobody hears its notifications."""
@@ -198,6 +199,9 @@ def make_parts(
     )
     wakeups, blobs = Wakeups(db, Listener("")), PostgresBlobs(db)
     receiver = Receiver(db, blobs, wakeups, replace(chosen, **policy), limits=limits, disk=Disk(db))
+    if fresh_seconds is not None:  # how long the sums over the whole server are not read again
+        receiver.server.usage_fresh_seconds = fresh_seconds
+        receiver.server.sizes_fresh_seconds = fresh_seconds
     return Parts(db, blobs, receiver, wakeups)
 
 

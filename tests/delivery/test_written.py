@@ -29,7 +29,7 @@ from restante.delivery import acknowledge, store
 from restante.delivery.receive import Receiver
 from restante.delivery.rules import MIB
 from restante.delivery.store import FILE_BYTES
-from restante.errors import FeedFull, ServerFull, TooMuchWritten
+from restante.errors import FeedFull, TooMuchWritten
 from restante.feed import store as feed
 from restante.feed.rules import UNLIMITED, WriteLimits
 from restante.ids import WorkspaceId
@@ -207,23 +207,6 @@ async def publish_small(receiver: Receiver, workspace_id: WorkspaceId, key: str 
         await incoming.write(bytes(10), now=NOW)
         await incoming.end_file(now=NOW)
         await incoming.publish(now=NOW, key=key)
-
-
-async def test_dead_bytes_on_disk_are_bounded(db: Database, workspace_id: WorkspaceId):
-    """What was aborted or acknowledged takes space until its bucket is dropped."""
-    parts = make_parts(db, server_max_stored_bytes=6 * MIB)
-    receiver = Receiver(
-        db,
-        parts.blobs,
-        parts.wakeups,
-        parts.receiver.policy,
-        limits=UNLIMITED,
-        disk=parts.receiver.disk,
-        usage_fresh_seconds=0,
-    )
-
-    with pytest.raises(ServerFull, match="until deleted ones are swept"):
-        await repeat(lambda: abort(receiver, workspace_id, 2 * MIB))
 
 
 async def test_a_long_type_is_not_stored(caller: Caller):

@@ -10,7 +10,6 @@ published; what an aborted request has written is unreachable, and leaves with i
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,24 +19,22 @@ import msgspec
 import structlog
 
 from restante import wire
-from restante.database import partitions
 from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database, is_in_transaction, translated
 from restante.delivery import rules, store
 from restante.delivery.blobs import WINDOW_CHUNKS, Blobs
+from restante.delivery.capacity import Claim, ServerRoom
 from restante.delivery.reservations import Reservations, Room
 from restante.delivery.rules import (
     CHUNK_BYTES,
     MAX_FILE_BYTES,
     MAX_FILES_PER_REQUEST,
     MAX_REQUEST_BYTES,
-    NOTHING,
     Chunk,
     IncomingFile,
     ReceivePolicy,
     Usage,
 )
-from restante.delivery.subject import CHUNKS
 from restante.errors import (
     BadRequest,
     FileTooLarge,
@@ -59,11 +56,6 @@ log = structlog.get_logger()
 
 _WINDOW_BYTES = WINDOW_CHUNKS * CHUNK_BYTES
 
-# One counter for the whole server would be a row that every commit locks.  So the sum over all
-# workspaces is read at most this often, and each process adds what it has accepted since: alone it
-# never exceeds the server's quota, several together may by what they accept in this time.
-_USAGE_FRESH_SECONDS = 1.0
-
 
 class Receiver:
     """Receives files for all workspaces, within their quotas and the server's."""
@@ -77,7 +69,6 @@ class Receiver:
         *,
         limits: WriteLimits,
         disk: Disk,
-        usage_fresh_seconds: float = _USAGE_FRESH_SECONDS,
     ) -> None:
         self.db = db
         self.blobs = blobs
@@ -85,15 +76,8 @@ class Receiver:
         self.limits = limits
         self.reservations = Reservations(db, policy.quota, limits)
         self.disk = disk
+        self.server = ServerRoom(db, policy, disk)
         self._wakeups = wakeups
-        self._in_progress: set[Incoming] = set()
-        self._server = store.ServerUsage(0, 0, 0, 0)
-        self._server_read_at = -usage_fresh_seconds
-        self._usage_fresh_seconds = usage_fresh_seconds
-        self._server_lock = asyncio.Lock()
-        self._published_since = NOTHING
-        self._stored_bytes = 0
-        self._claimed_since_bytes = 0
 
     @asynccontextmanager
     async def receive(
@@ -114,26 +98,28 @@ class Receiver:
         if ttl is not None:
             self.policy.check_ttl(ttl)
         expected = min(declared_bytes or 0, self.policy.quota.max_bytes)
+        room = Room(workspace_id, expected_bytes=expected)
         incoming = Incoming(
             self,
             workspace_id,
             ttl=ttl or self.policy.ttl,
             declared_bytes=declared_bytes,
             is_stored=not repeats_key,
-            room=Room(workspace_id, expected_bytes=expected),
+            room=room,
+            claim=Claim(room),
         )
         if not repeats_key:
             rules.check_fits_ever(self.policy.quota, declared_bytes or 0)
-            await self.check_server(Usage(expected, 1))
-            incoming.claimed = Usage(0, 1)
-        self._in_progress.add(incoming)
+            await self.server.check(Usage(expected, 1))
+            incoming.claim.usage = Usage(0, 1)
+        self.server.begin(incoming.claim)
         try:
             yield incoming
         finally:
             try:
                 await self._end(incoming)
             finally:  # for a moment it may be counted twice, never not at all
-                self._in_progress.discard(incoming)
+                self.server.end(incoming.claim)
         if incoming.joined and incoming.is_undecided:
             raise BadRequest("End the transaction before the block that stages its files ends.")
 
@@ -155,10 +141,7 @@ class Receiver:
             return
         self.reservations.forget(incoming.room)
         self._wakeups.grew(incoming.workspace_id)
-        self._published_since = Usage(
-            self._published_since.bytes + incoming.total_bytes,
-            self._published_since.files + len(incoming.files),
-        )
+        self.server.published(Usage(incoming.total_bytes, len(incoming.files)))
         for file in incoming.files:
             log.info(
                 "upload_staged",
@@ -181,53 +164,12 @@ class Receiver:
 
     async def claim(self, incoming: "Incoming", wanted: Usage, *, now: datetime) -> None:
         """Claim this much in all for an upload; raises WorkspaceFull and ServerFull."""
-        extra = Usage(wanted.bytes - incoming.claimed.bytes, wanted.files - incoming.claimed.files)
-        its = sum(
-            one.claimed.bytes
-            for one in self._in_progress
-            if one.workspace_id == incoming.workspace_id
-        )
-        if its + extra.bytes > self.policy.quota.max_bytes:
+        extra_bytes = wanted.bytes - incoming.claimed.bytes
+        its = self.server.claimed_by(incoming.workspace_id)
+        if its + extra_bytes > self.policy.quota.max_bytes:
             async with self.db.connection() as connection:
                 raise await incoming.no_room(connection, now=now)
-        await self.check_server(extra)
-        incoming.claimed = wanted
-        self._claimed_since_bytes += extra.bytes
-
-    async def check_server(self, extra: Usage) -> None:
-        """Raise ServerFull or DiskLow unless the server has room for that much more."""
-        self.disk.check()
-        async with self._server_lock:
-            if time.monotonic() - self._server_read_at >= self._usage_fresh_seconds:
-                await self._read_usage()
-        if not self._server_usage().fits(self.policy.server_quota, extra):
-            raise rules.server_full()
-        stored = self._stored_bytes + self._claimed_since_bytes
-        if stored + extra.bytes > self.policy.server_max_stored_bytes:
-            raise rules.server_stored_full()
-
-    async def _read_usage(self) -> None:
-        """What all workspaces have, and what the chunks of all files, dead ones too, occupy."""
-        # What commits during the read may be counted twice for a second, never not at all.
-        self._published_since, self._claimed_since_bytes = NOTHING, 0
-        async with self.db.connection() as connection:
-            self._server = await store.usage_of_server(connection)
-            buckets = await partitions.partitions_of(connection, [CHUNKS])
-            sizes = await partitions.sizes(connection, [bucket.name for bucket in buckets])
-        self._stored_bytes = sum(size or 0 for size in sizes.values())
-        self._server_read_at = time.monotonic()
-
-    def _server_usage(self) -> Usage:
-        """What the database had when it was read, and what this process has accepted since."""
-        read, since = self._server, self._published_since
-        ours = [one.claimed for one in self._in_progress]
-        reserved = [one.room.usage for one in self._in_progress]
-        others_bytes = max(read.reserved_bytes - sum(one.bytes for one in reserved), 0)
-        others_files = max(read.reserved_files - sum(one.files for one in reserved), 0)
-        return Usage(
-            read.waiting_bytes + since.bytes + others_bytes + sum(one.bytes for one in ours),
-            read.waiting_files + since.files + others_files + sum(one.files for one in ours),
-        )
+        await self.server.claim(incoming.claim, wanted)
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +182,7 @@ class Incoming:
     declared_bytes: int | None  # of the whole body, which is more than the files; None: not known
     is_stored: bool  # False: only hashed
     room: Room  # in the workspace's quota, reserved once chunks are written ahead
-    claimed: Usage = NOTHING  # room in the server's quota
+    claim: Claim  # on the server's quota and disk
     files: list[IncomingFile] = field(default_factory=list[IncomingFile])
     total_bytes: int = 0
     is_published: bool = False
@@ -255,6 +197,10 @@ class Incoming:
     def is_undecided(self) -> bool:
         """Whether the files are part of a transaction of the caller that is still open."""
         return self.joined is not None and is_in_transaction(self.joined)
+
+    @property
+    def claimed(self) -> Usage:
+        return self.claim.usage
 
     @property
     def file_ids(self) -> list[FileId]:
@@ -317,7 +263,7 @@ class Incoming:
             return
         for chunk in chunks:
             self._chunks.append(chunk)
-            if sum(len(one.bytes) for one in self._chunks) >= _WINDOW_BYTES:
+            if _bytes_of(self._chunks) >= _WINDOW_BYTES:
                 await self._write_ahead(now=now)
 
     async def _write_ahead(self, *, now: datetime) -> None:
@@ -328,13 +274,17 @@ class Incoming:
         bucket = await self._reserve(now=now)
         chunks, self._chunks = self._chunks, []
         self.room.written = chunks[0].file_id
-        self._writing = asyncio.create_task(
-            self._receiver.blobs.put(self.workspace_id, bucket, chunks)
-        )
+        self._writing = asyncio.create_task(self._put(bucket, chunks))
+
+    async def _put(self, bucket: datetime, chunks: Sequence[Chunk]) -> None:
+        try:
+            await self._receiver.blobs.put(self.workspace_id, bucket, chunks)
+        finally:
+            self._receiver.server.wrote(self.claim, _bytes_of(chunks))
 
     def _take_disk(self) -> None:
         """The collected chunks are written now: raises DiskLow if the disk has filled meanwhile."""
-        self._receiver.disk.take(sum(len(chunk.bytes) for chunk in self._chunks))
+        self._receiver.disk.take(_bytes_of(self._chunks))
 
     async def _reserve(self, *, now: datetime) -> datetime:
         """
@@ -410,6 +360,7 @@ class Incoming:
             expires_at = now + self._receiver.policy.answers_kept
             json = msgspec.json.encode(self._answer()).decode()
             answer = store.Answer(key, rules.fingerprint(self.files), json, expires_at)
+        self.claim.publishing_bytes = _bytes_of(self._chunks)
         return store.Batch(
             workspace_id=self.workspace_id,
             bucket=self.room.bucket,
@@ -492,3 +443,7 @@ class Incoming:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
         await self._receiver.reservations.release(self.room)
+
+
+def _bytes_of(chunks: Sequence[Chunk]) -> int:
+    return sum(len(chunk.bytes) for chunk in chunks)
