@@ -15,7 +15,7 @@ from waiting import until
 from restante.database.listener import Listener
 from restante.database.pool import Connection, Database
 from restante.database.spans import floor
-from restante.delivery import stage, store
+from restante.delivery import acknowledge, stage, store
 from restante.delivery.blobs.postgres import PostgresBlobs
 from restante.delivery.receive import Receiver
 from restante.delivery.rules import (
@@ -30,9 +30,11 @@ from restante.delivery.rules import (
 from restante.delivery.store import Answer, Batch, Reservation
 from restante.delivery.subject import DueUploads
 from restante.feed.rules import UNLIMITED, NewActivity, WriteLimits
+from restante.feed.service import Feed
 from restante.feed.store import Extent
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
+from restante.retention.disk import Disk
 from restante.workspaces import store as workspaces
 from restante.workspaces.rules import Details
 
@@ -162,6 +164,18 @@ class Parts:
         files = [stage.NewFile("a.bin", "text/plain", content) for content in contents]
         return await stage.stage_batch(self.receiver, workspace_id, files, now=datetime.now(UTC))
 
+    async def reopen(self, workspace_id: WorkspaceId, file_id: FileId) -> None:
+        """Reopen a file that was acknowledged in the last hour."""
+        await acknowledge.reopen(
+            self.db,
+            self.wakeups,
+            workspace_id,
+            file_id,
+            ack_retention=HOUR,
+            limits=self.receiver.limits,
+            now=datetime.now(UTC),
+        )
+
 
 def make_parts(
     db: Database,
@@ -169,6 +183,7 @@ def make_parts(
     quota: Quota = ROOMY,
     server: Quota = ROOMY,
     limits: WriteLimits = UNLIMITED,
+    fresh_seconds: float | None = None,
     **policy: Any,
 ) -> Parts:
     """What a server delivers with; nobody hears its notifications."""
@@ -183,8 +198,22 @@ def make_parts(
         pace=Pace(grace_seconds=30, min_bytes_per_second=16_384),
     )
     wakeups, blobs = Wakeups(db, Listener("")), PostgresBlobs(db)
-    receiver = Receiver(db, blobs, wakeups, replace(chosen, **policy), limits=limits)
+    receiver = Receiver(db, blobs, wakeups, replace(chosen, **policy), limits=limits, disk=Disk(db))
+    if fresh_seconds is not None:  # how long the sums over the whole server are not read again
+        receiver.server.usage_fresh_seconds = fresh_seconds
+        receiver.server.sizes_fresh_seconds = fresh_seconds
     return Parts(db, blobs, receiver, wakeups)
+
+
+def make_feed(
+    db: Database,
+    wakeups: Wakeups | None = None,
+    *,
+    limits: WriteLimits = UNLIMITED,
+    disk: Disk | None = None,
+) -> Feed:
+    """The feeds of a server without limits; nobody hears its notifications."""
+    return Feed(db, wakeups or Wakeups(db, Listener("")), limits, disk or Disk(db))
 
 
 async def sweep_uploads(
@@ -207,8 +236,8 @@ class HeldDatabase(Database):
         self.is_held = asyncio.Event()
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        async with super().connection() as connection:
+    async def connection(self, *, wait_seconds: float | None = None) -> AsyncIterator[Connection]:
+        async with super().connection(wait_seconds=wait_seconds) as connection:
             yield connection
             if not self.is_held.is_set():
                 self.is_held.set()

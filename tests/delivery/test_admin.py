@@ -15,7 +15,8 @@ from restante import wire
 from restante.database.pool import Database
 from restante.delivery import acknowledge, fetch, store
 from restante.delivery.admin import UploadAdmin
-from restante.errors import RestanteError, UploadGone, WorkspaceUnknown
+from restante.errors import FeedFull, RestanteError, UploadGone, WorkspaceUnknown
+from restante.feed.rules import UNLIMITED, WriteLimits
 from restante.ids import FileId, WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +26,7 @@ MOMENT = timedelta(microseconds=1)
 
 @pytest.fixture
 def admin(parts: Parts) -> UploadAdmin:
-    return UploadAdmin(parts.db, parts.wakeups, ack_retention=HOUR)
+    return UploadAdmin(parts.db, parts.wakeups, limits=UNLIMITED, ack_retention=HOUR)
 
 
 async def make_acked(connection: Any, workspace_id: WorkspaceId) -> FileId:
@@ -167,6 +168,19 @@ async def test_a_reopened_file_can_be_fetched_again_and_waiting_readers_are_woke
     assert (reopened.acked_at, reopened.reopenable_until) == (None, None)
     assert is_woken
     assert (await fetch.get(parts.db, workspace_id, file_id, now=NOW)).size == 10
+
+
+async def test_the_operator_cannot_reopen_a_file_into_a_full_feed(
+    parts: Parts, connection: Any, workspace_id: WorkspaceId
+):
+    limits = WriteLimits(max_written_bytes=10**6, max_feed_bytes=600)
+    admin = UploadAdmin(parts.db, parts.wakeups, limits=limits, ack_retention=HOUR)
+    file_id = await make_acked(connection, workspace_id)
+
+    with pytest.raises(FeedFull):
+        await admin.reopen(file_id, now=NOW)
+
+    assert (await admin.show(file_id, now=NOW)).state == "acked"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from sweeps import (
 from waiting import until
 
 from restante.database.pool import Database
-from restante.delivery import acknowledge, fetch, store
+from restante.delivery import fetch, store
 from restante.delivery.rules import CHUNK_BYTES, MIB, bucket_of
 from restante.delivery.subject import DROP_BUCKET, MOVE_FILES, Buckets, DueUploads
 from restante.errors import UploadTooSlow
@@ -206,9 +206,7 @@ async def test_files_of_many_chunks_are_moved_whole(
     await make_old(connection, workspace_id, 30, data=bytes(CHUNK_BYTES), expires_at=PAST)
 
     await sweep.run(now=utc_now())
-    await acknowledge.reopen(
-        parts.db, parts.wakeups, workspace_id, ids[2], ack_retention=HOUR, now=utc_now()
-    )
+    await parts.reopen(workspace_id, ids[2])
 
     assert await state_of(connection, BUCKET) == "gone"
     for file_id, content in zip(ids, contents, strict=True):

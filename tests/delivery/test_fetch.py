@@ -1,6 +1,8 @@
 """A file is read whole or in part, also while its bytes are moved, and then acknowledged."""
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +17,7 @@ from factories import (
     Counters,
     Parts,
     counters,
+    make_parts,
     make_upload,
     make_workspace,
     sweep_uploads,
@@ -22,11 +25,12 @@ from factories import (
 from waiting import until
 
 from restante.database.pool import Database
+from restante.database.shares import caller
 from restante.delivery import acknowledge, fetch, stage
 from restante.delivery.blobs import WINDOW_CHUNKS
 from restante.delivery.rules import CHUNK_BYTES, Upload
 from restante.delivery.stage import NewFile
-from restante.errors import UploadGone
+from restante.errors import TooManyAtOnce, UploadGone
 from restante.ids import FileId, WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -67,6 +71,45 @@ async def test_a_range_has_exactly_the_bytes_from_the_first_to_the_last(
     upload = await make_file(parts, workspace_id, content)
 
     assert await read(parts, upload, first, last) == content[first : last + 1]
+
+
+async def test_downloads_that_have_begun_wait_for_each_other_and_are_not_cut_off(
+    dsn: str, parts: Parts, workspace_id: WorkspaceId
+):
+    """A new request is refused meanwhile."""
+    content = pattern(3 * CHUNK_BYTES)
+    upload = await make_file(parts, workspace_id, content)
+    busy = await Database.open(
+        dsn, pool_size=4, acquire_timeout_seconds=0.1, statement_timeout_seconds=20
+    )
+    with one_caller():
+        downloads = [
+            fetch.read(busy, make_parts(busy).blobs, upload, 0, upload.size - 1, now=NOW)
+            for _ in range(40)
+        ]
+        firsts = [await anext(download) for download in downloads]
+        async with busy.connection():  # the caller's whole share
+            others = asyncio.gather(*(rest_of(download) for download in downloads))
+            with pytest.raises(TooManyAtOnce):
+                await fetch.get(busy, workspace_id, upload.file_id, now=NOW)
+            await asyncio.sleep(0.3)  # what is tested is that time passes
+        rests = await others
+    await busy.close()
+
+    assert all(first + rest == content for first, rest in zip(firsts, rests, strict=True))
+
+
+@contextmanager
+def one_caller() -> Iterator[None]:
+    token = caller.set("a workspace")
+    try:
+        yield
+    finally:
+        caller.reset(token)
+
+
+async def rest_of(download: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in download])
 
 
 async def move(connection: Any, upload: Upload) -> None:

@@ -40,14 +40,12 @@ def receiver(parts: Parts) -> Receiver:
 
 def always_reading(db: Database, server: Quota = SERVER) -> Receiver:
     """Reads the sum over all workspaces for every request, not once a second."""
-    parts = make_parts(db, server=server)
-    policy = parts.receiver.policy
-    return Receiver(db, parts.blobs, parts.wakeups, policy, usage_fresh_seconds=0)
+    return make_parts(db, server=server, fresh_seconds=0).receiver
 
 
 async def is_accepted(receiver: Receiver, size: int, files: int = 1) -> bool:
     try:
-        await receiver.check_server(Usage(size, files))
+        await receiver.server.check(Usage(size, files))
     except ServerFull:
         return False
     return True

@@ -14,10 +14,10 @@ from factories import (
     make_upload,
     sweep_uploads,
 )
-from sweeps import is_waited_for, utc_now
+from sweeps import is_waited_for
 from waiting import until
 
-from restante.delivery import acknowledge, store
+from restante.delivery import store
 from restante.errors import UploadGone
 from restante.ids import FileId, WorkspaceId, new_activity_id
 
@@ -31,12 +31,6 @@ async def acked(connection: Any, workspace_id: WorkspaceId) -> FileId:
     file_id = await make_upload(connection, workspace_id, CONTENT)
     assert await store.acknowledge(connection, workspace_id, file_id, now=NOW)
     return file_id
-
-
-async def reopen(parts: Parts, workspace_id: WorkspaceId, file_id: FileId) -> None:
-    await acknowledge.reopen(
-        parts.db, parts.wakeups, workspace_id, file_id, ack_retention=HOUR, now=utc_now()
-    )
 
 
 async def test_a_reopening_that_is_not_committed_yet_wins_over_the_sweep(
@@ -73,7 +67,7 @@ async def test_a_reopening_during_the_sweep_finds_the_upload_gone(
     sweep = sweeper.transaction()
     await sweep.start()
     swept = await sweep_uploads(sweeper, now=NOW + 2 * HOUR)
-    reopening = asyncio.create_task(reopen(parts, workspace_id, acked))
+    reopening = asyncio.create_task(parts.reopen(workspace_id, acked))
     await until(lambda: is_waited_for(sweeper))
 
     await sweep.commit()
@@ -88,7 +82,7 @@ async def test_of_several_reopenings_at_once_one_takes_room_and_announces(
     parts: Parts, connection: Any, workspace_id: WorkspaceId, acked: FileId
 ):
     ended = await asyncio.gather(
-        *(reopen(parts, workspace_id, acked) for _ in range(5)), return_exceptions=True
+        *(parts.reopen(workspace_id, acked) for _ in range(5)), return_exceptions=True
     )
 
     assert sum(not isinstance(one, Exception) for one in ended) == 1

@@ -185,10 +185,10 @@ class UncertainDatabase(Database):
         self.is_away = False
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
+    async def connection(self, *, wait_seconds: float | None = None) -> AsyncIterator[Connection]:
         if self.is_away:
             raise DatabaseUnavailable("The database is away.")
-        async with super().connection() as connection:
+        async with super().connection(wait_seconds=wait_seconds) as connection:
             yield connection
 
 
@@ -268,6 +268,30 @@ async def test_an_upload_that_goes_on_after_its_reservation_expired_gets_another
     assert again.reserved_bytes == 5 * MIB
     assert await counters(connection, workspace_id) == Counters(1, 5 * MIB, 1)
     assert await connection.fetchval("select sum(octet_length(bytes)) from chunks") == 5 * MIB
+    assert await connection.fetchval("select count(*) from reservations") == 0
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_a_reservation_that_was_locked_during_its_renewal_is_reserved_again(
+    receiver: Receiver,
+    connection: Any,
+    workspace_id: WorkspaceId,
+    connections: Any,
+    is_deleted: bool,
+):
+    """The sweep of another server may be deleting it, and then nothing protects its room."""
+    sweeper = await connections()
+    async with receiver.receive(workspace_id, 2 * MIB) as incoming:
+        await write(incoming, 2 * MIB)
+        transaction = sweeper.transaction()
+        await transaction.start()
+        assert await expire(sweeper) == 1
+
+        await receiver.reservations.renew()
+        await (transaction.commit() if is_deleted else transaction.rollback())
+        await publish(incoming)
+
+    assert await counters(connection, workspace_id) == Counters(1, 2 * MIB, 1)
     assert await connection.fetchval("select count(*) from reservations") == 0
 
 

@@ -16,6 +16,7 @@ from factories import (
     Parts,
     counters,
     make_batch,
+    make_feed,
     make_message,
     make_parts,
     make_upload,
@@ -28,10 +29,9 @@ from restante.delivery import acknowledge, store
 from restante.delivery.receive import Receiver
 from restante.delivery.rules import MIB
 from restante.delivery.store import FILE_BYTES
-from restante.errors import FeedFull, ServerFull, TooMuchWritten
+from restante.errors import FeedFull, TooMuchWritten
 from restante.feed import store as feed
 from restante.feed.rules import UNLIMITED, WriteLimits
-from restante.feed.service import Feed
 from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -185,15 +185,28 @@ async def test_the_hour_is_refused_over_http_with_the_time_to_wait(run_site: Sit
     assert 1 <= int(answer.headers["Retry-After"]) <= 3600
 
 
-async def test_dead_bytes_on_disk_are_bounded(db: Database, workspace_id: WorkspaceId):
-    """What was aborted or acknowledged takes space until its bucket is dropped."""
-    parts = make_parts(db, server_max_stored_bytes=6 * MIB)
-    receiver = Receiver(
-        db, parts.blobs, parts.wakeups, parts.receiver.policy, usage_fresh_seconds=0
-    )
+@pytest.mark.parametrize("key", [None, "a key"])
+async def test_a_small_file_just_above_the_limit_is_told_the_reason(
+    db: Database, connection: Any, workspace_id: WorkspaceId, key: str | None
+):
+    """Its rows and its remembered answer count, so they are in the refusal too."""
+    await publish_small(make_parts(db).receiver, workspace_id, key)
+    needed = await written(connection, workspace_id)
+    limits = WriteLimits(max_written_bytes=2 * needed - 1, max_feed_bytes=MIB)
+    receiver = make_parts(db, limits=limits).receiver
 
-    with pytest.raises(ServerFull, match="until deleted ones are swept"):
-        await repeat(lambda: abort(receiver, workspace_id, 2 * MIB))
+    with pytest.raises(TooMuchWritten):
+        await publish_small(receiver, workspace_id, key and "other")
+
+    assert await written(connection, workspace_id) == needed
+
+
+async def publish_small(receiver: Receiver, workspace_id: WorkspaceId, key: str | None) -> None:
+    async with receiver.receive(workspace_id, 10) as incoming:
+        await incoming.begin_file("a.bin", "", now=NOW)
+        await incoming.write(bytes(10), now=NOW)
+        await incoming.end_file(now=NOW)
+        await incoming.publish(now=NOW, key=key)
 
 
 async def test_a_long_type_is_not_stored(caller: Caller):
@@ -263,9 +276,7 @@ async def test_the_counted_bytes_of_a_feed_are_those_of_its_rows(
     async def reopened() -> None:
         file_id = await make_upload(connection, workspace_id)
         await acknowledge.acknowledge(parts.db, workspace_id, file_id, now=now)
-        await acknowledge.reopen(
-            parts.db, parts.wakeups, workspace_id, file_id, ack_retention=HOUR, now=now
-        )
+        await parts.reopen(workspace_id, file_id)
 
     async def trimmed() -> None:
         last = await connection.fetchval("select last_seq from feeds")
@@ -305,7 +316,7 @@ async def test_a_full_feed_refuses_messages_and_files(
 ):
     limits = WriteLimits(max_written_bytes=MIB, max_feed_bytes=2000)
     parts = make_parts(db, limits=limits)
-    queue = Feed(db, parts.wakeups, limits)
+    queue = make_feed(db, parts.wakeups, limits=limits)
 
     with pytest.raises(FeedFull, match="oldest rows are trimmed after") as refused:
         await repeat(lambda: queue.append(workspace_id, make_message(), now=NOW))

@@ -37,7 +37,7 @@ from watchers import (
 
 from restante.errors import DatabaseUnavailable, TooManyAtOnce
 from restante.feed import events
-from restante.feed.rules import Page, Query
+from restante.feed.rules import UNLIMITED, Page, Query
 from restante.feed.service import Feed
 from restante.ids import WorkspaceId
 
@@ -221,7 +221,7 @@ async def test_a_watch_survives_an_outage_of_the_database(
     site: Site, workspace: Caller, cluster: str, way: str
 ):
     """A browser does not retry a stream that is refused, so the watch waits for Postgres."""
-    feed = CountingFeed(site.state.db, site.state.wakeups)
+    feed = CountingFeed(site.state.db, site.state.wakeups, UNLIMITED, site.state.disk)
     site.state.feed = feed
     choose(site, trust_seconds=3600)
     async with watch(workspace, way) as watcher:
@@ -269,7 +269,7 @@ class BrokenFeed(Feed):
 async def test_a_bug_closes_a_websocket_and_is_logged_once(
     site: Site, workspace: Caller, caplog: pytest.LogCaptureFixture
 ):
-    site.state.feed = BrokenFeed(site.state.db, site.state.wakeups)
+    site.state.feed = BrokenFeed(site.state.db, site.state.wakeups, UNLIMITED, site.state.disk)
     with structlog.testing.capture_logs() as logged:
         async with watch(workspace, "ws") as watcher:
             site.state.wakeups.grew(id_of(workspace))

@@ -12,7 +12,7 @@ from sites import Site, SiteFactory
 from waiting import until
 from watchers import WAYS, append, choose, id_of, is_watched_by, nobody_watches, refused, watch
 
-from restante.feed.rules import Page
+from restante.feed.rules import UNLIMITED, Page
 from restante.feed.service import Feed, Query
 from restante.ids import WorkspaceId, new_activity_id
 
@@ -148,7 +148,8 @@ class GrowingFeed(Feed):
     """A feed that gets a row right after it was looked at, once."""
 
     def __init__(self, workspace: Caller) -> None:
-        super().__init__(workspace.site.state.db, workspace.site.state.wakeups)
+        state = workspace.site.state
+        super().__init__(state.db, state.wakeups, UNLIMITED, state.disk)
         self._workspace = workspace
         self._has_grown = False
 

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from factories import make_message, make_parts, make_workspace
+from factories import make_feed, make_message, make_workspace
 from waiting import until
 
 from restante.database.pool import Database
@@ -49,7 +49,7 @@ async def workspace_id(db_with_partitions: Database, connection: Any) -> Workspa
 
 @pytest.fixture
 def feed(db_with_partitions: Database) -> Feed:
-    return Feed(db_with_partitions, make_parts(db_with_partitions).wakeups)
+    return make_feed(db_with_partitions)
 
 
 async def seqs(feed: Feed, workspace_id: WorkspaceId, **query: Any) -> list[int]:

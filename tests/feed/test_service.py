@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from factories import make_message, make_parts, make_workspace
+from factories import make_feed, make_message, make_workspace
 from sweeps import make_old_feed, make_sweep
 from waiting import until
 
@@ -38,7 +38,7 @@ class OldFeed:
 async def old(db_with_partitions: Database, connections: Any) -> OldFeed:
     connection = await connections()
     workspace_id = await make_workspace(connection)
-    feed = Feed(db_with_partitions, make_parts(db_with_partitions).wakeups)
+    feed = make_feed(db_with_partitions)
     for _ in range(5):
         await feed.append(workspace_id, make_message(), now=datetime.now(UTC))
     partition = await make_old_feed(connection, workspace_id, up_to=3)

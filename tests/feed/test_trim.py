@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from factories import DAY, make_message, make_parts, make_workspace, rows_after
+from factories import DAY, make_feed, make_message, make_workspace, rows_after
 from sweeps import (
     FEED,
     Stop,
@@ -52,7 +52,7 @@ MOMENT = timedelta(microseconds=1)
 
 @pytest.fixture
 def feed(db_with_partitions: Database) -> Feed:
-    return Feed(db_with_partitions, make_parts(db_with_partitions).wakeups)
+    return make_feed(db_with_partitions)
 
 
 @pytest.fixture
@@ -278,8 +278,8 @@ class Interleaved(Database):
         self.after = after
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        async with super().connection() as connection:
+    async def connection(self, *, wait_seconds: float | None = None) -> AsyncIterator[Connection]:
+        async with super().connection(wait_seconds=wait_seconds) as connection:
             yield cast("Connection", _InterleavedConnection(connection, self))
 
 
@@ -309,7 +309,7 @@ async def test_a_page_is_refused_if_a_trim_comes_between_its_cursor_and_its_rows
     db = Interleaved(
         db_with_partitions, store.queries.rows_after, before=lambda: sweep.run(now=utc_now())
     )
-    feed = Feed(db, make_parts(db).wakeups)
+    feed = make_feed(db)
 
     with pytest.raises(CursorGone):
         await feed.read(workspace_id, Query(since_id=ids[0]))
@@ -322,7 +322,7 @@ async def test_a_page_that_was_read_before_a_trim_is_whole_or_refused(
     db = Interleaved(
         db_with_partitions, store.queries.rows_after, after=lambda: sweep.run(now=utc_now())
     )
-    feed = Feed(db, make_parts(db).wakeups)
+    feed = make_feed(db)
 
     with pytest.raises(CursorGone):
         await feed.read(workspace_id, Query(since_id=ids[1]))

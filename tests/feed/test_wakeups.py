@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 import structlog
+from factories import make_feed
 from links import Link
 from waiting import until
 
@@ -144,7 +145,7 @@ async def test_the_stop_wakes_everyone_and_ends_all_waiting(alone: Wakeups, db: 
         assert await is_woken(a)
         assert await is_woken(b)
     async with asyncio.timeout(30):
-        page = await Feed(db, alone).read(one, Query(wait_seconds=60))
+        page = await make_feed(db, alone).read(one, Query(wait_seconds=60))
     assert not page.rows
 
 
@@ -155,7 +156,7 @@ async def test_commits_share_a_notification(
     connection = await connections()
     workspace = await feed_of_a_workspace(connection)
     async with recorded(connection) as notifications:
-        await append(Feed(db, alone), workspace, count=20)
+        await append(make_feed(db, alone), workspace, count=20)
 
         await alone.notify_others()
         await alone.notify_others()
@@ -170,7 +171,7 @@ async def test_commits_that_are_faster_than_the_notifier_share_its_notifications
     connection = await connections()
     workspace = await feed_of_a_workspace(connection)
     async with recorded(connection) as notifications, process(db, dsn) as wakeups:
-        await append(Feed(db, wakeups), workspace, count=200)
+        await append(make_feed(db, wakeups), workspace, count=200)
 
     assert 1 <= len(notifications) < 200
 

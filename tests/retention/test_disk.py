@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_parts
+from factories import make_feed
 from sweeps import make_subjects, utc_now
 
 from restante.database.pool import Database
 from restante.errors import DatabaseFull, DiskLow
 from restante.feed.rules import NewActivity
-from restante.feed.service import Feed
 from restante.ids import WorkspaceId
 from restante.postgres import Ballast
 from restante.retention import disk as disks, store
@@ -203,7 +202,7 @@ async def test_a_message_is_refused_and_a_feed_is_still_acknowledged(
     db: Database, workspace_id: WorkspaceId
 ):
     disk = await located(db, reserve_bytes=MORE_THAN_ANY_DISK)
-    feed = Feed(db, make_parts(db).wakeups, disk=disk)
+    feed = make_feed(db, disk=disk)
 
     with pytest.raises(DiskLow):
         await feed.append(workspace_id, NewActivity("a", "a", b"{}"), now=utc_now())

@@ -101,7 +101,7 @@ async def make_expired_upload(connection: Any, workspace_id: WorkspaceId) -> Non
 
 
 async def make_expired_reservation(connection: Any, workspace_id: WorkspaceId) -> None:
-    assert await uploads.reserve(connection, make_reservation(workspace_id, expires_at=PAST), ROOMY)
+    assert await uploads.reserve(connection, make_reservation(workspace_id, lasts=-HOUR), ROOMY)
 
 
 async def make_expired_answer(connection: Any, workspace_id: WorkspaceId) -> None:
@@ -267,7 +267,7 @@ async def test_the_prompt_pass_keeps_what_has_not_expired(
 ):
     soon = utc_now() + timedelta(minutes=1)
     await make_upload(connection, workspace_id, answer=make_answer(expires_at=soon))
-    reservation = make_reservation(workspace_id, expires_at=soon)
+    reservation = make_reservation(workspace_id)
     await uploads.reserve(connection, reservation, ROOMY)
     tally = Tally()
 

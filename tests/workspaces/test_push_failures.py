@@ -291,3 +291,42 @@ async def test_a_body_that_takes_too_long_is_refused_and_the_call_ends(run_site:
         async with half_sent(site, workspace, 9, b"abc") as reader:
             assert b" 408 " in await reader.readline()
             await asyncio.wait_for(broken.wait(), 30)
+
+
+@pytest.mark.parametrize("sent", [b"", b"abc"])
+async def test_a_body_that_stands_still_is_cut_off(run_site: SiteFactory, sent: bytes):
+    """Its length would give it an hour, for which it would hold one of the few calls."""
+    async with (
+        run_site(push_to_private=True, upload_idle_seconds=0.3) as site,
+        receiver(read_all) as url,
+    ):
+        workspace = await registered(site, url)
+        async with half_sent(site, workspace, 50 * MIB, sent) as reader:
+            status = await asyncio.wait_for(reader.readline(), 30)
+            body = await asyncio.wait_for(reader.readuntil(b"}"), 30)
+
+    assert b" 408 " in status
+    assert b"No more of the body arrived" in body
+
+
+async def test_a_workspace_that_reads_slowly_does_not_make_its_sender_idle(run_site: SiteFactory):
+    """Only the wait for the sender counts."""
+    idle_seconds = 0.3
+
+    async def ingest(request: web.Request) -> web.Response:
+        await asyncio.sleep(3 * idle_seconds)  # what is tested is that time passes
+        return await read_all(request)
+
+    async with (
+        run_site(push_to_private=True, upload_idle_seconds=idle_seconds) as site,
+        receiver(ingest) as url,
+    ):
+        workspace = await registered(site, url)
+
+        status, body = await upload(site, workspace, in_pieces(40 * MIB))
+
+    assert (status, int(body)) == (200, 40 * MIB)
+
+
+async def read_all(request: web.Request) -> web.Response:
+    return web.Response(text=str(len(await request.read())))

@@ -99,21 +99,26 @@ class Database:
             self._pool.terminate()
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """Acquire a connection without a transaction, within the share of the caller."""
+    async def connection(self, *, wait_seconds: float | None = None) -> AsyncIterator[Connection]:
+        """
+        Acquire a connection without a transaction, within the share of the caller.
+
+        Waits as long as configured, or longer for what cannot be refused any more.
+        """
+        seconds = max(self._acquire_timeout_seconds, wait_seconds or 0)
         async with (
-            self._shares.one(timeout_seconds=self._acquire_timeout_seconds),
-            self._acquired() as connection,
+            self._shares.one(timeout_seconds=seconds),
+            self._acquired(seconds) as connection,
         ):
             yield connection
 
     @asynccontextmanager
-    async def _acquired(self) -> AsyncIterator[Connection]:
+    async def _acquired(self, seconds: float) -> AsyncIterator[Connection]:
         try:
-            connection = await self._pool.acquire(timeout=self._acquire_timeout_seconds)
+            connection = await self._pool.acquire(timeout=seconds)
         except TimeoutError as error:
             raise DatabaseUnavailable(
-                f"No database connection became free within {self._acquire_timeout_seconds:g} s."
+                f"No database connection became free within {seconds:g} s."
             ) from error
         except driver_errors.CONNECTING as error:
             raise DatabaseUnavailable(f"The database does not answer: {reason(error)}.") from error

@@ -11,7 +11,7 @@ from restante.delivery.fetch import GONE
 from restante.delivery.rules import Upload
 from restante.errors import RestanteError, UploadGone
 from restante.feed import store as feed
-from restante.feed.rules import UNLIMITED, WriteLimits
+from restante.feed.rules import WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId, new_activity_id
 
@@ -46,7 +46,7 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
     file_id: FileId,
     *,
     ack_retention: timedelta,
-    limits: WriteLimits = UNLIMITED,
+    limits: WriteLimits,
     now: datetime,
 ) -> None:
     """

@@ -15,6 +15,7 @@ from restante.delivery import acknowledge, store
 from restante.delivery.fetch import GONE
 from restante.delivery.store import Wanted
 from restante.errors import UploadGone, WorkspaceUnknown
+from restante.feed.rules import WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
 from restante.workspaces import store as workspaces
@@ -32,9 +33,12 @@ class Expiry(NamedTuple):
 class UploadAdmin:
     """Finds uploads by their file id alone."""
 
-    def __init__(self, db: Database, wakeups: Wakeups, *, ack_retention: timedelta) -> None:
+    def __init__(
+        self, db: Database, wakeups: Wakeups, *, limits: WriteLimits, ack_retention: timedelta
+    ) -> None:
         self._db = db
         self._wakeups = wakeups
+        self._limits = limits
         self._ack_retention = ack_retention
 
     async def page(
@@ -80,12 +84,22 @@ class UploadAdmin:
     async def reopen(
         self, file_id: FileId, workspace_id: WorkspaceId | None = None, *, now: datetime
     ) -> wire.UploadView:
-        """Make an acknowledged file fetchable again; raises UploadGone with the reason if not."""
+        """
+        Make an acknowledged file fetchable again and announce it again.
+
+        Raises UploadGone with the reason if it is not kept, and FeedFull.
+        """
         before = await self.show(file_id, workspace_id, now=now)
         _check_is_reopenable(before, now=now)
         owner = WorkspaceId(before.workspace_id)
         await acknowledge.reopen(
-            self._db, self._wakeups, owner, file_id, ack_retention=self._ack_retention, now=now
+            self._db,
+            self._wakeups,
+            owner,
+            file_id,
+            ack_retention=self._ack_retention,
+            limits=self._limits,
+            now=now,
         )
         return await self.show(file_id, owner, now=now)
 

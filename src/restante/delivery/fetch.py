@@ -9,7 +9,7 @@ import structlog
 from restante import wire
 from restante.database.pool import Database
 from restante.delivery import store
-from restante.delivery.blobs import Blobs
+from restante.delivery.blobs import BEGUN_WAIT_SECONDS, Blobs
 from restante.delivery.rules import CHUNK_BYTES, Upload
 from restante.errors import RestanteError, UploadGone
 from restante.ids import FileId, WorkspaceId
@@ -19,9 +19,16 @@ log = structlog.get_logger()
 GONE = "There is no such file here, or no longer."
 
 
-async def get(db: Database, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime) -> Upload:
+async def get(
+    db: Database,
+    workspace_id: WorkspaceId,
+    file_id: FileId,
+    *,
+    wait_seconds: float | None = None,
+    now: datetime,
+) -> Upload:
     """The upload if this workspace can fetch it; raises UploadGone whatever the reason."""
-    async with db.connection() as connection:
+    async with db.connection(wait_seconds=wait_seconds) as connection:
         found = await store.get(connection, workspace_id, file_id, now=now)
     if found is None:
         raise UploadGone(GONE)
@@ -41,20 +48,24 @@ async def read(  # noqa: PLR0913 - each argument is one fact, named by its calle
     position = first
     while position <= last:
         before = position
-        async for piece in _read_range(blobs, upload, position, last):
+        has_begun = position > first
+        async for piece in _read_range(blobs, upload, position, last, has_begun=has_begun):
             yield piece
             position += len(piece)
         if position <= last:
-            moved = await get(db, upload.workspace_id, upload.file_id, now=now)
+            wait = BEGUN_WAIT_SECONDS if position > first else None
+            moved = await get(db, upload.workspace_id, upload.file_id, wait_seconds=wait, now=now)
             if moved.bucket == upload.bucket and position == before:
                 raise UploadGone(GONE)
             upload = moved
 
 
-async def _read_range(blobs: Blobs, upload: Upload, first: int, last: int) -> AsyncIterator[bytes]:
+async def _read_range(
+    blobs: Blobs, upload: Upload, first: int, last: int, *, has_begun: bool
+) -> AsyncIterator[bytes]:
     first_chunk, last_chunk = first // CHUNK_BYTES, last // CHUNK_BYTES
     at = first_chunk * CHUNK_BYTES
-    async for chunk in blobs.read(upload, first_chunk, last_chunk):
+    async for chunk in blobs.read(upload, first_chunk, last_chunk, has_begun=has_begun):
         begin, end = max(first - at, 0), min(last + 1 - at, len(chunk))
         yield chunk if (begin, end) == (0, len(chunk)) else chunk[begin:end]
         at += len(chunk)

@@ -15,7 +15,8 @@ from restante.delivery.rules import (
     MAX_REQUEST_BYTES,
     request_too_large,
 )
-from restante.errors import RequestTooLarge, TooManyFiles, UploadMalformed, UploadTooSlow
+from restante.errors import RequestTooLarge, TooManyFiles, UploadMalformed
+from restante.http.bodies import pieces
 
 MAX_BODY_BYTES = MAX_REQUEST_BYTES + MAX_FORM_BYTES
 _MAX_PARTS = MAX_FILES_PER_REQUEST + 64  # other fields of the form are ignored
@@ -44,8 +45,9 @@ async def receive_files(
 ) -> None:
     """Receive every part named `files`; raises what is wrong with the body."""
     parser = _parser(request)
+    body = pieces(request, within_seconds=within_seconds, idle_seconds=idle_seconds)
     try:
-        await _parse(_pieces(request, within_seconds, idle_seconds), parser, incoming)
+        await _parse(body, parser, incoming)
     except ParserLimitReached as error:
         if "segment count" in str(error):
             raise TooManyFiles(
@@ -77,41 +79,12 @@ def _boundary(content_type: str) -> str:
     return header.get_boundary("") if is_form else ""
 
 
-async def _pieces(
-    request: Request, within_seconds: float, idle_seconds: float
-) -> AsyncIterator[bytes]:
-    """The body as it arrives; raises UploadTooSlow if it stands still or takes too long."""
-    loop, stream = asyncio.get_running_loop(), aiter(request.stream())
-    ends_at = loop.time() + within_seconds
-    request.state.body_has_begun = True
-    while True:
-        seconds = min(ends_at - loop.time(), idle_seconds)
-        try:
-            # Only the wait for the sender counts as idle, not the time that we take to store.
-            async with asyncio.timeout(seconds):
-                piece = await anext(stream)
-        except StopAsyncIteration:
-            return
-        except TimeoutError as error:
-            raise _too_slow(seconds, within_seconds, idle_seconds) from error
-        yield piece
-
-
-def _too_slow(seconds: float, within_seconds: float, idle_seconds: float) -> UploadTooSlow:
-    if seconds < idle_seconds:
-        sentence = f"The body did not arrive within {within_seconds:.0f} s."
-        return UploadTooSlow(sentence, seconds=round(within_seconds))
-    return UploadTooSlow(
-        f"No more of the body arrived for {idle_seconds:.0f} s.", seconds=round(idle_seconds)
-    )
-
-
 async def _parse(
-    pieces: AsyncIterator[bytes], parser: PushMultipartParser, incoming: Incoming
+    body: AsyncIterator[bytes], parser: PushMultipartParser, incoming: Incoming
 ) -> None:
     """A segment begins a part, bytes are its contents, None ends it; other fields are ignored."""
     received = 0
-    async for piece in pieces:
+    async for piece in body:
         received += len(piece)
         if received > MAX_BODY_BYTES:
             raise request_too_large()

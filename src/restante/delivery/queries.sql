@@ -282,15 +282,17 @@ select $1, $2, coalesce($8::timestamptz, date_trunc('second', clock_timestamp())
 returning bucket, not exists (select from held) as is_new;
 
 -- name: renew
--- Returns those that exist.  A locked one is being published or released.
+-- Returns those that it has renewed.  A locked one is being published or released; the sweep may be
+-- deleting it, so it must not look as if it lasted.
 with unlocked as (
     select id from reservations where id = any($1::uuid[]) for update skip locked
 ), renewed as (
     update reservations set expires_at = clock_timestamp() + $2::interval
       from unlocked, (select set_config('synchronous_commit', 'off', true)) as unsynced
      where reservations.id = unlocked.id
+    returning reservations.id
 )
-select id from reservations where id = any($1::uuid[]);
+select id from renewed;
 
 -- name: is_kept
 -- Whether the bytes that a file has in a bucket stay: they do if the bucket is not sealed after a

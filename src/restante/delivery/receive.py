@@ -10,7 +10,6 @@ published; what an aborted request has written is unreachable, and leaves with i
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,24 +19,22 @@ import msgspec
 import structlog
 
 from restante import wire
-from restante.database import partitions
 from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database, is_in_transaction, translated
 from restante.delivery import rules, store
 from restante.delivery.blobs import WINDOW_CHUNKS, Blobs
+from restante.delivery.capacity import Claim, ServerRoom
 from restante.delivery.reservations import Reservations, Room
 from restante.delivery.rules import (
     CHUNK_BYTES,
     MAX_FILE_BYTES,
     MAX_FILES_PER_REQUEST,
     MAX_REQUEST_BYTES,
-    NOTHING,
     Chunk,
     IncomingFile,
     ReceivePolicy,
     Usage,
 )
-from restante.delivery.subject import CHUNKS
 from restante.errors import (
     BadRequest,
     FileTooLarge,
@@ -50,7 +47,7 @@ from restante.errors import (
     WorkspaceUnknown,
 )
 from restante.feed import store as feed
-from restante.feed.rules import UNLIMITED, WriteLimits
+from restante.feed.rules import WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
 from restante.retention.disk import Disk
@@ -58,11 +55,6 @@ from restante.retention.disk import Disk
 log = structlog.get_logger()
 
 _WINDOW_BYTES = WINDOW_CHUNKS * CHUNK_BYTES
-
-# One counter for the whole server would be a row that every commit locks.  So the sum over all
-# workspaces is read at most this often, and each process adds what it has accepted since: alone it
-# never exceeds the server's quota, several together may by what they accept in this time.
-_USAGE_FRESH_SECONDS = 1.0
 
 
 class Receiver:
@@ -75,25 +67,17 @@ class Receiver:
         wakeups: Wakeups,
         policy: ReceivePolicy,
         *,
-        limits: WriteLimits = UNLIMITED,
-        disk: Disk | None = None,
-        usage_fresh_seconds: float = _USAGE_FRESH_SECONDS,
+        limits: WriteLimits,
+        disk: Disk,
     ) -> None:
         self.db = db
         self.blobs = blobs
         self.policy = policy
         self.limits = limits
         self.reservations = Reservations(db, policy.quota, limits)
-        self.disk = disk or Disk(db)
+        self.disk = disk
+        self.server = ServerRoom(db, policy, disk)
         self._wakeups = wakeups
-        self._in_progress: set[Incoming] = set()
-        self._server = store.ServerUsage(0, 0, 0, 0)
-        self._server_read_at = -usage_fresh_seconds
-        self._usage_fresh_seconds = usage_fresh_seconds
-        self._server_lock = asyncio.Lock()
-        self._published_since = NOTHING
-        self._stored_bytes = 0
-        self._claimed_since_bytes = 0
 
     @asynccontextmanager
     async def receive(
@@ -114,26 +98,28 @@ class Receiver:
         if ttl is not None:
             self.policy.check_ttl(ttl)
         expected = min(declared_bytes or 0, self.policy.quota.max_bytes)
+        room = Room(workspace_id, expected_bytes=expected)
         incoming = Incoming(
             self,
             workspace_id,
             ttl=ttl or self.policy.ttl,
             declared_bytes=declared_bytes,
             is_stored=not repeats_key,
-            room=Room(workspace_id, expected_bytes=expected),
+            room=room,
+            claim=Claim(room),
         )
         if not repeats_key:
             rules.check_fits_ever(self.policy.quota, declared_bytes or 0)
-            await self.check_server(Usage(expected, 1))
-            incoming.claimed = Usage(0, 1)
-        self._in_progress.add(incoming)
+            await self.server.check(Usage(expected, 1))
+            incoming.claim.usage = Usage(0, 1)
+        self.server.begin(incoming.claim)
         try:
             yield incoming
         finally:
             try:
                 await self._end(incoming)
             finally:  # for a moment it may be counted twice, never not at all
-                self._in_progress.discard(incoming)
+                self.server.end(incoming.claim)
         if incoming.joined and incoming.is_undecided:
             raise BadRequest("End the transaction before the block that stages its files ends.")
 
@@ -155,10 +141,7 @@ class Receiver:
             return
         self.reservations.forget(incoming.room)
         self._wakeups.grew(incoming.workspace_id)
-        self._published_since = Usage(
-            self._published_since.bytes + incoming.total_bytes,
-            self._published_since.files + len(incoming.files),
-        )
+        self.server.published(Usage(incoming.total_bytes, len(incoming.files)))
         for file in incoming.files:
             log.info(
                 "upload_staged",
@@ -181,53 +164,12 @@ class Receiver:
 
     async def claim(self, incoming: "Incoming", wanted: Usage, *, now: datetime) -> None:
         """Claim this much in all for an upload; raises WorkspaceFull and ServerFull."""
-        extra = Usage(wanted.bytes - incoming.claimed.bytes, wanted.files - incoming.claimed.files)
-        its = sum(
-            one.claimed.bytes
-            for one in self._in_progress
-            if one.workspace_id == incoming.workspace_id
-        )
-        if its + extra.bytes > self.policy.quota.max_bytes:
+        extra_bytes = wanted.bytes - incoming.claimed.bytes
+        its = self.server.claimed_by(incoming.workspace_id)
+        if its + extra_bytes > self.policy.quota.max_bytes:
             async with self.db.connection() as connection:
                 raise await incoming.no_room(connection, now=now)
-        await self.check_server(extra)
-        incoming.claimed = wanted
-        self._claimed_since_bytes += extra.bytes
-
-    async def check_server(self, extra: Usage) -> None:
-        """Raise ServerFull or DiskLow unless the server has room for that much more."""
-        self.disk.check()
-        async with self._server_lock:
-            if time.monotonic() - self._server_read_at >= self._usage_fresh_seconds:
-                await self._read_usage()
-        if not self._server_usage().fits(self.policy.server_quota, extra):
-            raise rules.server_full()
-        stored = self._stored_bytes + self._claimed_since_bytes
-        if stored + extra.bytes > self.policy.server_max_stored_bytes:
-            raise rules.server_stored_full()
-
-    async def _read_usage(self) -> None:
-        """What all workspaces have, and what the chunks of all files, dead ones too, occupy."""
-        # What commits during the read may be counted twice for a second, never not at all.
-        self._published_since, self._claimed_since_bytes = NOTHING, 0
-        async with self.db.connection() as connection:
-            self._server = await store.usage_of_server(connection)
-            buckets = await partitions.partitions_of(connection, [CHUNKS])
-            sizes = await partitions.sizes(connection, [bucket.name for bucket in buckets])
-        self._stored_bytes = sum(size or 0 for size in sizes.values())
-        self._server_read_at = time.monotonic()
-
-    def _server_usage(self) -> Usage:
-        """What the database had when it was read, and what this process has accepted since."""
-        read, since = self._server, self._published_since
-        ours = [one.claimed for one in self._in_progress]
-        reserved = [one.room.usage for one in self._in_progress]
-        others_bytes = max(read.reserved_bytes - sum(one.bytes for one in reserved), 0)
-        others_files = max(read.reserved_files - sum(one.files for one in reserved), 0)
-        return Usage(
-            read.waiting_bytes + since.bytes + others_bytes + sum(one.bytes for one in ours),
-            read.waiting_files + since.files + others_files + sum(one.files for one in ours),
-        )
+        await self.server.claim(incoming.claim, wanted)
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +182,7 @@ class Incoming:
     declared_bytes: int | None  # of the whole body, which is more than the files; None: not known
     is_stored: bool  # False: only hashed
     room: Room  # in the workspace's quota, reserved once chunks are written ahead
-    claimed: Usage = NOTHING  # room in the server's quota
+    claim: Claim  # on the server's quota and disk
     files: list[IncomingFile] = field(default_factory=list[IncomingFile])
     total_bytes: int = 0
     is_published: bool = False
@@ -255,6 +197,10 @@ class Incoming:
     def is_undecided(self) -> bool:
         """Whether the files are part of a transaction of the caller that is still open."""
         return self.joined is not None and is_in_transaction(self.joined)
+
+    @property
+    def claimed(self) -> Usage:
+        return self.claim.usage
 
     @property
     def file_ids(self) -> list[FileId]:
@@ -317,7 +263,7 @@ class Incoming:
             return
         for chunk in chunks:
             self._chunks.append(chunk)
-            if sum(len(one.bytes) for one in self._chunks) >= _WINDOW_BYTES:
+            if _bytes_of(self._chunks) >= _WINDOW_BYTES:
                 await self._write_ahead(now=now)
 
     async def _write_ahead(self, *, now: datetime) -> None:
@@ -328,13 +274,17 @@ class Incoming:
         bucket = await self._reserve(now=now)
         chunks, self._chunks = self._chunks, []
         self.room.written = chunks[0].file_id
-        self._writing = asyncio.create_task(
-            self._receiver.blobs.put(self.workspace_id, bucket, chunks)
-        )
+        self._writing = asyncio.create_task(self._put(bucket, chunks))
+
+    async def _put(self, bucket: datetime, chunks: Sequence[Chunk]) -> None:
+        try:
+            await self._receiver.blobs.put(self.workspace_id, bucket, chunks)
+        finally:
+            self._receiver.server.wrote(self.claim, _bytes_of(chunks))
 
     def _take_disk(self) -> None:
         """The collected chunks are written now: raises DiskLow if the disk has filled meanwhile."""
-        self._receiver.disk.take(sum(len(chunk.bytes) for chunk in self._chunks))
+        self._receiver.disk.take(_bytes_of(self._chunks))
 
     async def _reserve(self, *, now: datetime) -> datetime:
         """
@@ -375,7 +325,7 @@ class Incoming:
         if self.is_published:
             return self._answer()
         await self.abort()
-        return await self.repeated_answer(key, now=now)
+        return await self.repeated_answer(key, written_bytes=batch.written_bytes, now=now)
 
     async def publish_in(self, connection: Connection, *, now: datetime) -> list[FileId]:
         """
@@ -389,7 +339,7 @@ class Incoming:
         with translated():
             async with store.in_our_schema(connection):
                 if await store.publish(connection, batch) is None:
-                    refusal = await self._refusal(connection, now=now)
+                    refusal = await self._refusal(connection, batch.written_bytes, now=now)
         if refusal:  # the transaction is intact, and the caller may go on with it
             raise refusal
         self.joined = connection
@@ -410,6 +360,7 @@ class Incoming:
             expires_at = now + self._receiver.policy.answers_kept
             json = msgspec.json.encode(self._answer()).decode()
             answer = store.Answer(key, rules.fingerprint(self.files), json, expires_at)
+        self.claim.publishing_bytes = _bytes_of(self._chunks)
         return store.Batch(
             workspace_id=self.workspace_id,
             bucket=self.room.bucket,
@@ -424,20 +375,28 @@ class Incoming:
             answer=answer,
         )
 
-    async def repeated_answer(self, key: str | None, *, now: datetime) -> wire.UploadAnswer:
-        """The first answer to this key; raises KeyReused if it was given for other files."""
+    async def repeated_answer(
+        self, key: str | None, *, written_bytes: int = 0, now: datetime
+    ) -> wire.UploadAnswer:
+        """
+        The first answer to this key; raises KeyReused if it was given for other files.
+
+        Without one, raises why nothing was published that would have written so much.
+        """
         if not self.files:
             raise UploadMalformed("The request holds no part named files.")
         async with self._receiver.db.connection() as connection:
             found = key and await store.remembered(connection, self.workspace_id, key, now=now)
             if not found:
-                raise await self._refusal(connection, now=now)
+                raise await self._refusal(connection, written_bytes, now=now)
         first, answer = found
         if first != rules.fingerprint(self.files):
             raise KeyReused("This Idempotency-Key was used before with other files; use a new one.")
         return msgspec.json.decode(answer, type=wire.UploadAnswer)
 
-    async def _refusal(self, connection: Connection, *, now: datetime) -> RestanteError:
+    async def _refusal(
+        self, connection: Connection, written_bytes: int, *, now: datetime
+    ) -> RestanteError:
         """Why nothing was published: there is no room, or the reservation has expired."""
         usage = await store.usage_of(connection, self.workspace_id)
         wanted = Usage(self.total_bytes, len(self.files))
@@ -447,8 +406,7 @@ class Incoming:
         if fill is None:
             return WorkspaceUnknown()
         feed_bytes = store.announced_bytes(self.workspace_id, self.files)
-        written = self.total_bytes + feed_bytes - self.room.counted_bytes
-        refusal = fill.refusal(self._receiver.limits, feed=feed_bytes, written=written)
+        refusal = fill.refusal(self._receiver.limits, feed=feed_bytes, written=written_bytes)
         sentence = "The upload took longer than its room is reserved; send it again."
         return refusal or UploadTooSlow(sentence)
 
@@ -485,3 +443,7 @@ class Incoming:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
         await self._receiver.reservations.release(self.room)
+
+
+def _bytes_of(chunks: Sequence[Chunk]) -> int:
+    return sum(len(chunk.bytes) for chunk in chunks)

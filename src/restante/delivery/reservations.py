@@ -106,15 +106,15 @@ class Reservations:
 
     async def renew(self) -> None:
         """Renew what is kept, and release what could not be released before."""
-        began = time.monotonic()
+        began, kept = time.monotonic(), list(self._kept.values())
         async with self._db.connection() as connection:
             for reservation in list(self._unreleased):
                 await store.release(connection, reservation)
                 self._unreleased.discard(reservation)
-            existing = await store.renew(connection, self._kept)
-        for room in self._kept.values():
-            if room.id in existing:
-                room.renewed_at = began
+            renewed = await store.renew(connection, [room.id for room in kept])
+        for room in kept:
+            # What was locked or is gone is reserved again, with a wait, before its upload goes on.
+            room.renewed_at = began if room.id in renewed else -math.inf
 
     def _keep(self, room: Room) -> None:
         self._kept[room.id] = room

@@ -218,7 +218,7 @@ async def reserve(
 
 
 async def renew(connection: Connection, reservations: Collection[UUID]) -> set[UUID]:
-    """Let these reservations last from now on; returns those that exist."""
+    """Let these reservations last from now on; skips and does not return those that are locked."""
     rows = await connection.fetch(queries.renew, list(reservations), RESERVED_FOR)
     return {row["id"] for row in rows}
 

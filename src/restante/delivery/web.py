@@ -142,6 +142,7 @@ def _forward(request: Request, workspace: Workspace) -> Response:
         max_bytes=multipart.MAX_BODY_BYTES,
         too_large=request_too_large(),
         within_seconds=within.total_seconds(),
+        idle_seconds=pace.idle_seconds,
     )
 
 

@@ -12,7 +12,6 @@ from restante.feed import store
 from restante.feed.pages import Look, Reader
 from restante.feed.rules import (
     ROWS_PER_LOOK,
-    UNLIMITED,
     NewActivity,
     Page,
     Query,
@@ -36,8 +35,8 @@ class Feed:
         self,
         db: Database,
         wakeups: Wakeups,
-        limits: WriteLimits = UNLIMITED,
-        disk: Disk | None = None,
+        limits: WriteLimits,
+        disk: Disk,
     ) -> None:
         self._db = db
         self._scans = Scans()
@@ -46,7 +45,7 @@ class Feed:
         self.large_events = Places(_LARGE_ANSWERS)
         self.wakeups = wakeups
         self._limits = limits
-        self._disk = disk or Disk(db)
+        self._disk = disk
 
     async def append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
         """

@@ -181,7 +181,9 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
         yield Operator(
             sweep_of(db, subjects, disk),
             SpaceAccount(db, subjects, disk),
-            UploadAdmin(db, wakeups, ack_retention=_ack_retention(settings)),
+            UploadAdmin(
+                db, wakeups, limits=_write_limits(settings), ack_retention=_ack_retention(settings)
+            ),
         )
         await wakeups.notify_others()  # the readers wait at the servers
         await disk.keep_ballast()

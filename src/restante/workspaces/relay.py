@@ -6,11 +6,17 @@ from contextlib import AbstractAsyncContextManager
 from uuid import UUID
 
 import structlog
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from restante.errors import RestanteError, UploadTooSlow, WorkspaceUnreachable
+from restante.errors import (
+    RequestTooLarge,
+    RestanteError,
+    UploadTooSlow,
+    WorkspaceUnreachable,
+)
+from restante.http.bodies import pieces
 from restante.http.disconnect import disconnected, while_connected
 from restante.workspaces.push import Answer, Push
 from restante.workspaces.rules import Workspace
@@ -20,13 +26,14 @@ log = structlog.get_logger()
 _FORWARDED = ("Content-Type", "Content-Length")
 
 
-def upload(
+def upload(  # noqa: PLR0913 - each argument is one fact, named by its caller
     request: Request,
     workspace: Workspace,
     *,
     max_bytes: int,
-    too_large: RestanteError,
+    too_large: RequestTooLarge,
     within_seconds: float,
+    idle_seconds: float,
 ) -> Response:
     """Forward a body as it arrives; only its length and its speed are checked here."""
     push: Push = request.app.state.push
@@ -36,6 +43,7 @@ def upload(
         max_bytes=max_bytes,
         too_large=too_large,
         within_seconds=within_seconds,
+        idle_seconds=idle_seconds,
     )
     headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
     call = push.upload(workspace, body, headers=headers, within_seconds=within_seconds)
@@ -65,8 +73,9 @@ class _Body:
         workspace: Workspace,
         *,
         max_bytes: int = 0,
-        too_large: RestanteError | None = None,
+        too_large: RequestTooLarge | None = None,
         within_seconds: float = 0,
+        idle_seconds: float = 0,
         has_ended: bool = False,
     ) -> None:
         self._request = request
@@ -74,9 +83,9 @@ class _Body:
         self._max_bytes = max_bytes
         self._too_large = too_large
         self._within_seconds = within_seconds
+        self._idle_seconds = idle_seconds
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._waiting_for_sender = True
-        self.has_ended = has_ended
+        self._has_ended = has_ended
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while (piece := await self._pieces.get()) is not None:
@@ -85,45 +94,37 @@ class _Body:
 
     async def receive(self) -> None:
         """Read until the client has gone; raises what is wrong with the body."""
-        if not self.has_ended:
+        if not self._has_ended:
             try:
-                async with asyncio.timeout(self._within_seconds):
-                    await self._read()
-            except TimeoutError as error:
-                raise self._too_slow() from error
+                await self._read()
+            except (UploadTooSlow, RequestTooLarge) as refusal:
+                log_refusal(self._workspace, refusal)
+                raise
         await disconnected(self._request.receive)
 
     async def _read(self) -> None:
-        received = 0
-        while not self.has_ended:
-            self._waiting_for_sender = False
-            await self._pieces.join()
-            self._waiting_for_sender = True
-            event = await self._request.receive()
-            if event["type"] == "http.disconnect":
-                raise ClientDisconnect
-            piece = event.get("body", b"")
+        received, ends_at = 0, asyncio.get_running_loop().time() + self._within_seconds
+        async for piece in pieces(
+            self._request, within_seconds=self._within_seconds, idle_seconds=self._idle_seconds
+        ):
             received += len(piece)
             if received > self._max_bytes and self._too_large:
-                log_refusal(self._workspace, self._too_large)
                 raise self._too_large
-            self.has_ended = not event.get("more_body", False)
             if piece:
                 self._pieces.put_nowait(piece)
+                await self._forwarded(ends_at)
         self._pieces.put_nowait(None)
 
-    def _too_slow(self) -> RestanteError:
-        if not self._waiting_for_sender:
+    async def _forwarded(self, ends_at: float) -> None:
+        """Wait until the workspace takes what has arrived."""
+        try:
+            async with asyncio.timeout_at(ends_at):
+                await self._pieces.join()
+        except TimeoutError as error:
             log.warning(
                 "push_failed", workspace=str(self._workspace.id), reason="it reads too slowly"
             )
-            return WorkspaceUnreachable("workspace unreachable")
-        seconds = self._within_seconds
-        refusal = UploadTooSlow(
-            f"The body did not arrive within {seconds:.0f} s.", seconds=round(seconds)
-        )
-        log_refusal(self._workspace, refusal)
-        return refusal
+            raise WorkspaceUnreachable("workspace unreachable") from error
 
 
 class _Relay(Response):

@@ -10,6 +10,11 @@ from restante.ids import WorkspaceId
 # Written by one statement, about 1 MiB: statements cost more than rows.
 WINDOW_CHUNKS = 4
 
+# An answer that has begun cannot be refused any more, only cut off.  A workspace may fetch hundreds
+# of files through its few connections: each read takes milliseconds, so all get their turn, though
+# not within the time that a new request waits.
+BEGUN_WAIT_SECONDS = 60.0
+
 
 class Blobs(Protocol):
     """
@@ -24,6 +29,12 @@ class Blobs(Protocol):
         """Store these chunks.  Nothing refers to them yet."""
         ...
 
-    def read(self, upload: Upload, first_chunk: int, last_chunk: int) -> AsyncIterator[bytes]:
-        """The chunks in order.  Ends early if they are not, or no longer, where the upload says."""
+    def read(
+        self, upload: Upload, first_chunk: int, last_chunk: int, *, has_begun: bool
+    ) -> AsyncIterator[bytes]:
+        """
+        The chunks in order.  Ends early if they are not, or no longer, where the upload says.
+
+        Waits up to BEGUN_WAIT_SECONDS for every chunk, the first one only if the answer has begun.
+        """
         ...

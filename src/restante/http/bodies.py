@@ -1,0 +1,36 @@
+"""Reads the body of a request piece by piece, and does not wait for its sender for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+
+from restante.errors import UploadTooSlow
+
+
+async def pieces(
+    request: Request, *, within_seconds: float, idle_seconds: float
+) -> AsyncIterator[bytes]:
+    """The body as it arrives; raises UploadTooSlow if it stands still or takes too long."""
+    loop, stream = asyncio.get_running_loop(), aiter(request.stream())
+    ends_at = loop.time() + within_seconds
+    while True:
+        seconds = min(ends_at - loop.time(), idle_seconds)
+        try:
+            # Only the wait for the sender counts as idle, not what the caller does with a piece.
+            async with asyncio.timeout(seconds):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise _too_slow(seconds, within_seconds, idle_seconds) from error
+        yield piece
+
+
+def _too_slow(seconds: float, within_seconds: float, idle_seconds: float) -> UploadTooSlow:
+    if seconds < idle_seconds:
+        sentence = f"The body did not arrive within {within_seconds:.0f} s."
+        return UploadTooSlow(sentence, seconds=round(within_seconds))
+    return UploadTooSlow(
+        f"No more of the body arrived for {idle_seconds:.0f} s.", seconds=round(idle_seconds)
+    )
