@@ -14,10 +14,12 @@ from callers import ADMIN, Answer, Caller, Wire, ask, registered, request_head, 
 from hypothesis import given, strategies as st
 from processes import Server, wait_until
 from sites import Site, SiteFactory
+from sweeps import make_subjects
 from waiting import until
 from watchers import is_watched_by, watch
 
-from restante.server.connections import ConnectionLimits
+from restante.server.connections import ConnectionLimits, Connections
+from restante.server.metrics import Metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -113,6 +115,21 @@ async def test_an_address_is_limited_in_connections_without_a_token(run_site: Si
             async with wire_to(site) as wire:
                 assert_closing_refusal(await health(wire), 503, "too_many_connections")
             assert refused(site, "address") == 1
+
+
+def test_a_connection_counts_until_its_request_has_ended():
+    """A client that closes without waiting for its answers is bounded like any other."""
+    metrics = Metrics("test", make_subjects()).connections
+    connections = Connections(ConnectionLimits(total=1, per_address=0, per_workspace=1), metrics)
+    place = connections.enter("127.0.0.1")
+    place.request_began()
+
+    place.leave()
+    meanwhile = connections.enter("127.0.0.1").refused_for
+    place.request_ended()
+
+    assert meanwhile == "total"
+    assert connections.enter("127.0.0.1").refused_for is None
 
 
 @pytest.mark.parametrize("silent", [60, 200])

@@ -12,7 +12,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from restante.database import partitions
+from restante.database import partitions, shares
 from restante.database.pool import Database
 from restante.delivery import rules, store
 from restante.delivery.reservations import Room
@@ -105,10 +105,15 @@ class ServerRoom:
     async def _read(self) -> None:
         """Read what is not fresh any more; who comes meanwhile waits for it."""
         async with self._reading:
-            if time.monotonic() - self._usage_read_at >= self.usage_fresh_seconds:
-                await self._read_usage()
-            if time.monotonic() - self._sizes_read_at >= self.sizes_fresh_seconds:
-                await self._read_sizes()
+            # So it must not wait for the share of the one that came first.
+            with shares.for_the_server():
+                await self._read_stale()
+
+    async def _read_stale(self) -> None:
+        if time.monotonic() - self._usage_read_at >= self.usage_fresh_seconds:
+            await self._read_usage()
+        if time.monotonic() - self._sizes_read_at >= self.sizes_fresh_seconds:
+            await self._read_sizes()
 
     async def _read_usage(self) -> None:
         # What commits during the read may be counted twice for a second, never not at all.

@@ -125,14 +125,26 @@ class Connections:
 
 
 class Place:
-    """One open connection."""
+    """
+    One connection, until it is closed and nobody works on a request of it any more.
 
-    __slots__ = ("_connections", "_is_authenticated", "_is_open", "network", "refused_for")
+    A client that sends requests and closes without waiting would otherwise be bounded by nothing.
+    """
+
+    __slots__ = (
+        "_connections",
+        "_is_authenticated",
+        "_is_open",
+        "_requests",
+        "network",
+        "refused_for",
+    )
 
     def __init__(self, connections: Connections, network: str, refused_for: str | None) -> None:
         self._connections = connections
         self._is_authenticated = False
         self._is_open = True
+        self._requests = 0  # that are being handled
         self.network = network
         self.refused_for = refused_for  # a refused connection has no requests
 
@@ -142,15 +154,26 @@ class Place:
             self._is_authenticated = True
             self._connections.changed(-1, self.network)
 
+    def request_began(self) -> None:
+        self._requests += 1
+
     def request_ended(self) -> None:
         """It may end after its connection."""
-        if self._is_authenticated and self._is_open:
+        self._requests -= 1
+        if not self._is_open:
+            self._give_up()
+        elif self._is_authenticated:
             self._is_authenticated = False
             self._connections.changed(+1, self.network)
 
     def leave(self) -> None:
         """It was closed."""
+        self._is_open = False
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self._requests:
+            return
         if not self.refused_for:
             self.authenticated()  # so that it no longer counts for its address
-        self._is_open = False
         self._connections.left(was_refused=bool(self.refused_for))

@@ -25,6 +25,7 @@ class Place(Protocol):
     """A connection; before a request on it is authenticated, it counts for its address."""
 
     def authenticated(self) -> None: ...
+    def request_began(self) -> None: ...
     def request_ended(self) -> None: ...
 
 
@@ -69,6 +70,8 @@ class Account:
     def __init__(self, concurrency: Concurrency, place: Place | None) -> None:
         self._concurrency = concurrency
         self._place = place
+        if place:
+            place.request_began()
         self._charged: WorkspaceId | None = None
 
     def charge(self, workspace_id: WorkspaceId) -> None:
