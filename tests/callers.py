@@ -208,6 +208,12 @@ class Wire:
         self._writer.write(data)
         await self._writer.drain()
 
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Ours and the server's."""
+        ours, servers = (self._writer.get_extra_info(f"{end}name") for end in ("sock", "peer"))
+        return ours[1], servers[1]
+
     def half_close(self) -> None:
         """Nothing more will be sent."""
         self._writer.write_eof()

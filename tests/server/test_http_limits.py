@@ -117,6 +117,19 @@ async def test_a_long_head_is_refused_even_if_it_arrives_at_once(shared_site: Si
         assert await wire.is_closed()
 
 
+@pytest.mark.parametrize(("count", "status"), [(255, 200), (256, 431), (15_000, 431)])
+async def test_a_head_has_a_limited_number_of_headers(shared_site: Site, count: int, status: int):
+    """Host is one more."""
+    async with wire_to(shared_site) as wire:
+        await wire.send(request_head("GET", "/health", lines=["a:"] * count))
+
+        answer = await wire.answer()
+        assert answer.status == status
+        if status != 200:
+            assert_refused(answer, status)
+            assert await wire.is_closed()
+
+
 async def test_an_upload_in_small_chunks_with_trailers_is_accepted(shared_site: Site):
     workspace = await registered(shared_site)
     body = form(Part(b"x" * 5000))

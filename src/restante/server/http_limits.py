@@ -22,6 +22,9 @@ from restante.workspaces.concurrency import PLACE
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEAD_SECONDS = 30.0
 
+# Each costs memory and a callback.  In 64 KiB there is room for 16,000, which cost 8 ms and 3 MB.
+MAX_HEADERS = 256
+
 # All headers about the upgrade to a WebSocket; they are parsed slowly.
 MAX_UPGRADE_BYTES = 4096
 
@@ -47,6 +50,10 @@ _REFUSED = raw_answer(
     TooManyConnections.code,
     "Retry-After: 1",
 )
+
+
+class _TooManyHeaders(Exception):
+    """Stops the parser, which then reports an error."""
 
 
 class BoundedHttp(LingeringHttp):
@@ -134,8 +141,11 @@ class BoundedHttp(LingeringHttp):
         cast("dict[str, Any]", self.scope)[PLACE] = self._place
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # trailers are ignored
-            super().on_header(name, value)
+        if not self._is_in_head:
+            return  # trailers are ignored
+        if len(self.headers) >= MAX_HEADERS:
+            raise _TooManyHeaders
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -173,7 +183,8 @@ class BoundedHttp(LingeringHttp):
         elif self._is_answering and self.cycle.response_started:
             self.transport.abort()
         else:
-            self._refuse(_MALFORMED)
+            has_all_headers = len(self.headers or ()) >= MAX_HEADERS
+            self._refuse(_TOO_LONG if has_all_headers else _MALFORMED)
 
     def _refuse(self, answer: bytes) -> None:
         if not self.is_lingering:
