@@ -354,3 +354,19 @@ async def test_a_file_cannot_be_reopened_into_a_full_feed(
 
     counted, kept = await feed_bytes(connection, workspace_id)
     assert counted == kept
+
+
+async def test_a_reopened_file_counts_as_written_in_the_hour_and_in_total(
+    db: Database, parts: Parts, connection: Any, workspace_id: WorkspaceId
+):
+    """Its announcement is a row like any other."""
+    file_id = await make_upload(connection, workspace_id)
+    await acknowledge.acknowledge(db, workspace_id, file_id, now=NOW)
+    written = "select written_bytes, written_total, feed_bytes from feeds"
+    before = await connection.fetchrow(written)
+
+    await acknowledge.reopen(db, parts.wakeups, workspace_id, file_id, ack_retention=HOUR, now=NOW)
+
+    after = await connection.fetchrow(written)
+    grown = [after[column] - before[column] for column in range(3)]
+    assert grown[0] == grown[1] == grown[2] > 300

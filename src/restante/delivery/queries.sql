@@ -153,8 +153,11 @@ with reopened as (
     update feeds
        set last_seq = last_seq + 1,
            waiting_bytes = waiting_bytes + reopened.size, waiting_files = waiting_files + 1,
-           feed_bytes = feed_bytes + $12::int, written_total = written_total + $12::int
-      from reopened
+           feed_bytes = feed_bytes + $12::int,
+           written_hour = hour.starts,
+           written_bytes = case written_hour when hour.starts then written_bytes else 0 end + $12::int,
+           written_total = written_total + $12::int
+      from reopened, (select date_trunc('hour', statement_timestamp(), 'UTC') as starts) as hour
      where workspace_id = $1
     returning last_seq
 ), announced as (

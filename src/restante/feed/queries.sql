@@ -55,7 +55,8 @@ select feeds.last_seq, feeds.trimmed_seq, feeds.acked_seq, found.seq
  where feeds.workspace_id = $1;
 
 -- name: seq_of
-select seq from feed where workspace_id = $1 and id = $2;
+-- In the same form as above, for the same reason.
+select seq from feed where workspace_id = $1 and id between $2 and $2 order by id limit 1;
 
 -- name: marks
 select last_seq, trimmed_seq, acked_seq from feeds where workspace_id = $1;
