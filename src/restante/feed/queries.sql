@@ -140,31 +140,52 @@ update feeds
  where workspace_id = $1
 returning acked_seq;
 
+-- name: in_partition
+-- The workspaces with rows in this partition, whose name is filled in, and the last row of each there.
+-- A few index entries for each, however many rows it has.
+with recursive found (workspace_id) as (
+    (select workspace_id from %s where workspace_id > $1 order by workspace_id limit 1)
+    union all
+    select (select one.workspace_id from %s as one
+             where one.workspace_id > found.workspace_id order by one.workspace_id limit 1)
+      from found
+     where found.workspace_id is not null
+)
+select workspace_id,
+       (select one.seq from %s as one
+         where one.workspace_id = found.workspace_id order by one.seq desc limit 1) as seq
+  from found
+ where workspace_id is not null
+ limit $2;
+
 -- name: trim
--- Raises the trimmed mark of every feed with rows in this partition, whose name is filled in, and
--- subtracts the bytes of the rows between the old mark and the new: a second trim subtracts nothing.
--- Rows of other partitions may be among them, because ids follow the servers' clocks and seqs the
--- commits.  A batch of workspaces at a time, so that not all of their counters are locked at once.
-with gone as (
-    select workspace_id, max(seq) as seq from %s
-     where workspace_id > $1
-     group by workspace_id order by workspace_id limit $2
+-- Raises the trimmed marks of these workspaces towards these seqs, and subtracts the bytes of the rows
+-- between the old mark and the new: a second trim subtracts nothing.  Nobody can append while the sums
+-- are made, so a mark is raised by so many rows at most.  Rows of other partitions may be among them,
+-- because ids follow the servers' clocks and seqs the commits.  Returns those that are not done yet.
+with wanted as (
+    select workspace_id, seq from unnest($1::uuid[], $2::bigint[]) as one (workspace_id, seq)
 ), locked as (
-    select workspace_id, trimmed_seq from feeds where workspace_id in (select workspace_id from gone)
+    select workspace_id, trimmed_seq from feeds
+     where workspace_id = any($1::uuid[])
      order by workspace_id for update
+), next as (
+    select workspace_id, trimmed_seq as old_seq, least(seq, trimmed_seq + $3::int) as new_seq, seq
+      from wanted join locked using (workspace_id)
+     where trimmed_seq < seq
 ), trimmed as (
     update feeds
-       set trimmed_seq = greatest(feeds.trimmed_seq, gone.seq),
+       set trimmed_seq = next.new_seq,
            feed_bytes = greatest(feed_bytes - freed.bytes, 0)
-      from gone join locked using (workspace_id),
+      from next,
            lateral (
                select coalesce(sum(feed.bytes), 0) as bytes from feed
-                where feed.workspace_id = locked.workspace_id
-                  and feed.seq > locked.trimmed_seq and feed.seq <= gone.seq
+                where feed.workspace_id = next.workspace_id
+                  and feed.seq > next.old_seq and feed.seq <= next.new_seq
            ) as freed
-     where feeds.workspace_id = gone.workspace_id
+     where feeds.workspace_id = next.workspace_id
 )
-select workspace_id from gone order by workspace_id desc limit 1;
+select workspace_id, seq from next where new_seq < seq;
 
 -- name: lags
 -- Unacknowledged rows by workspace, most first.

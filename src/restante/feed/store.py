@@ -24,7 +24,10 @@ from restante.ids import ActivityId, WorkspaceId, lowest_activity_id, new_activi
 
 queries = sql.load("restante.feed")
 
-_WORKSPACES_PER_TRIM = 500
+# The counters of so many feeds are locked while so many rows of each are summed: for milliseconds.
+_WORKSPACES_PER_TRIM = 50
+_ROWS_PER_TRIM = 200
+_ROWS_PER_TRIM_OF_ONE = 5000
 _LAGS_SHOWN = 20
 _WRITERS_SHOWN = 20
 _NULL = Raw(b"null")
@@ -170,10 +173,19 @@ async def trim(connection: Connection, partition: str) -> None:
 
     Idempotent: a trim that was interrupted is repeated.
     """
-    statement = queries.trim % sql.quoted(partition)
-    last: UUID | None = UUID(int=0)
-    while last is not None:
-        last = await connection.fetchval(statement, last, _WORKSPACES_PER_TRIM)
+    statement, last = queries.in_partition % ((sql.quoted(partition),) * 3), UUID(int=0)
+    while found := await connection.fetch(statement, last, _WORKSPACES_PER_TRIM):
+        last = found[-1]["workspace_id"]
+        for large in await _trim(connection, found, _ROWS_PER_TRIM):
+            left = [large]
+            while left:
+                left = await _trim(connection, left, _ROWS_PER_TRIM_OF_ONE)
+
+
+async def _trim(connection: Connection, feeds: Sequence[Row], rows: int) -> Sequence[Row]:
+    """Raise the marks of these feeds by so many rows; returns those that need more."""
+    ids, seqs = [feed["workspace_id"] for feed in feeds], [feed["seq"] for feed in feeds]
+    return await connection.fetch(queries.trim, ids, seqs, rows)
 
 
 async def lags(connection: Connection) -> Sequence[wire.LagView]:
