@@ -7,9 +7,10 @@ import structlog
 
 from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database
-from restante.errors import RestanteError, TableBusy, WorkspaceUnknown
-from restante.feed import store
+from restante.errors import WorkspaceUnknown
+from restante.feed import room, store
 from restante.feed.pages import Look, Reader
+from restante.feed.room import SenderParts
 from restante.feed.rules import (
     ROWS_PER_LOOK,
     UNLIMITED,
@@ -41,6 +42,7 @@ class Feed:
     ) -> None:
         self._db = db
         self._scans = Scans()
+        self._parts = SenderParts(db, self._scans)
         # Separate, so that watchers cannot keep the workspace from polling.
         self.large_answers = Places(_LARGE_ANSWERS)
         self.large_events = Places(_LARGE_ANSWERS)
@@ -57,18 +59,35 @@ class Feed:
         self._disk.take(row.bytes)
         row_id, limits = new_activity_id(now), self._limits.for_source(row.source_id)
 
-        async def commit(connection: Connection) -> int:
-            seq = await store.append(
-                connection, workspace_id, row, now=now, row_id=row_id, limits=limits
+        async def append(limits: WriteLimits) -> int | None:
+            return await decided(
+                self._db,
+                lambda c: store.append(c, workspace_id, row, now=now, row_id=row_id, limits=limits),
+                lambda c: store.seq_of(c, workspace_id, row_id),
             )
-            if seq is None:
-                raise await refusal(connection, workspace_id, limits, row.bytes)
-            return seq
 
         with self.wakeups.growing(workspace_id):
-            seq = await decided(self._db, commit, lambda c: store.seq_of(c, workspace_id, row_id))
+            seq = await append(limits.for_any_sender)
+            if seq is None:
+                await self._make_room(workspace_id, row, limits)
+                seq = await append(limits)
+        if seq is None:
+            async with self._db.connection() as connection:
+                raise await room.refusal(connection, workspace_id, limits, row.bytes)
         log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
         return seq
+
+    async def _make_room(
+        self, workspace_id: WorkspaceId, row: NewActivity, limits: WriteLimits
+    ) -> None:
+        """Free what can be freed, and refuse a sender that has filled its part of the feed."""
+        async with self._db.connection() as connection:
+            await room.free(connection, workspace_id)
+            fill = await store.fill_of(connection, workspace_id)
+        if row.source_id is None or fill is None:
+            return
+        if fill.unacked_bytes + row.bytes > limits.for_any_sender.max_feed_bytes:
+            await self._parts.take(workspace_id, row.source_id, row.bytes, limits)
 
     async def read(self, workspace_id: WorkspaceId, query: Query) -> Page:
         """
@@ -133,14 +152,3 @@ class Feed:
         if mark is None:
             raise WorkspaceUnknown
         return mark
-
-
-async def refusal(
-    connection: Connection, workspace_id: WorkspaceId, limits: WriteLimits, size: int
-) -> RestanteError:
-    """Why a row of this size was not appended."""
-    fill = await store.fill_of(connection, workspace_id)
-    if fill is None:
-        return WorkspaceUnknown()
-    found = fill.refusal(limits, feed=size, written=size)
-    return found or TableBusy("The feed was full a moment ago; try again.")

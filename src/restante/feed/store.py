@@ -28,6 +28,11 @@ queries = sql.load("restante.feed")
 _WORKSPACES_PER_TRIM = 50
 _ROWS_PER_TRIM = 200
 _ROWS_PER_TRIM_OF_ONE = 5000
+# An acknowledgement subtracts the bytes of so many rows; a step of `settle` those of so many more.
+_ROWS_PER_ACK = 1000
+_ROWS_PER_SETTLEMENT = 10_000
+# A sender with more rows than these is not found out by its older ones.
+_ROWS_PER_PART = 200_000
 _LAGS_SHOWN = 20
 _WRITERS_SHOWN = 20
 _NULL = Raw(b"null")
@@ -69,6 +74,7 @@ async def append(  # noqa: PLR0913 - each argument is one fact, named by its cal
         row.bytes,
         limits.max_feed_bytes,
         limits.max_written_bytes,
+        limits.max_kept_bytes,
     )
 
 
@@ -164,7 +170,25 @@ async def acknowledge(
 
     With a row, only if the row with this seq is that one.
     """
-    return await connection.fetchval(queries.acknowledge, workspace_id, seq, row)
+    return await connection.fetchval(queries.acknowledge, workspace_id, seq, row, _ROWS_PER_ACK)
+
+
+async def settle(connection: Connection, workspace_id: WorkspaceId) -> bool:
+    """Subtract the bytes of some acknowledged rows; returns whether more are left."""
+    row = await connection.fetchrow(
+        queries.acknowledge, workspace_id, 0, None, _ROWS_PER_SETTLEMENT
+    )
+    return bool(row and row["has_more"])
+
+
+async def recount(connection: Connection, workspace_id: WorkspaceId) -> None:
+    """Correct the counters of a feed that the previous release has trimmed; of no other."""
+    await connection.execute(queries.recount, workspace_id)
+
+
+async def part_of(connection: Connection, workspace_id: WorkspaceId, sender: UUID) -> int:
+    """How many unacknowledged bytes of a feed are from one sender."""
+    return await connection.fetchval(queries.part_of, workspace_id, sender, _ROWS_PER_PART)
 
 
 async def trim(connection: Connection, partition: str) -> None:
