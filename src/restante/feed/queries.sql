@@ -101,13 +101,14 @@ select id, workspace_id, seq, activity_type, source_id, target_id, method, summa
  order by seq;
 
 -- name: newest_rows
--- The same from the newest down.
+-- The same from the newest down, and how many rows there were before the limit of bytes.
 select id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
        convert_to(request_body::text, 'UTF8') as request_body,
        convert_to(response_body::text, 'UTF8') as response_body,
-       duration_ms, status, error_detail, created_at
+       duration_ms, status, error_detail, created_at, found
   from (
-    select *, sum(body_bytes) over (order by seq desc rows unbounded preceding) as bytes_so_far
+    select *, count(*) over () as found,
+           sum(body_bytes) over (order by seq desc rows unbounded preceding) as bytes_so_far
       from (
         select *, coalesce(
                    bytes,

@@ -17,6 +17,10 @@ DEFAULT_PAGE = 100
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 # One statement looks at no more rows than this, however few of them a filter lets pass.
 ROWS_PER_LOOK = 2000
+# A search by a filter looks at so many rows at a time, and lets others take a turn after that.
+ROWS_PER_SCAN = 50_000
+# A reader without a seq begins anew with each request, so its search goes on for this long.
+SCAN_SECONDS = 2.0
 # Up to this size an answer is in the buffers of the connection, and no longer ours to bound.
 SMALL_ANSWER_BYTES = 64 * 1024
 # How far the clocks of two servers may be apart: ids and times follow the seqs to within this.
@@ -196,6 +200,11 @@ class Query:
     def is_newest_first(self) -> bool:
         """Whether there is no cursor to go on after."""
         return self.since_id is None and self.since_seq is None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the reader can go on after an empty page that did not reach the end."""
+        return self.since_seq is not None
 
     @property
     def may_take_long(self) -> bool:

@@ -13,6 +13,8 @@ from restante.feed.pages import Look, Reader
 from restante.feed.room import SenderParts
 from restante.feed.rules import (
     ROWS_PER_LOOK,
+    ROWS_PER_SCAN,
+    SCAN_SECONDS,
     UNLIMITED,
     NewActivity,
     Page,
@@ -27,7 +29,6 @@ from restante.retention.disk import Disk
 log = structlog.get_logger()
 
 _LARGE_ANSWERS = 8  # of one workspace at a time; each takes a page of memory
-_ALL_ROWS = 2**62  # a seq plus this is still a bigint
 
 
 class Feed:
@@ -97,42 +98,70 @@ class Feed:
         lies outside of it: a reader is told that rows may be missing, never left with a hole.
         """
         if query.wait_seconds <= 0:
-            return await self._page(workspace_id, query)
+            return (await self._search(workspace_id, query)).page
         ends_at = time.monotonic() + query.wait_seconds
         async with self.wakeups.waiting(workspace_id) as waiter:
-            page = await self._page(workspace_id, query)
-            while not page.rows and not self.wakeups.stopping:
+            found = await self._search(workspace_id, query)
+            # Who has no cursor can go on with new rows, however few of the old ones were searched.
+            may_wait = found.is_enough or query.is_newest_first
+            while not found.page.rows and may_wait and not self.wakeups.stopping:
                 left = ends_at - time.monotonic()
                 if left <= 0:
                     break
                 await waiter.wait(left)
-                page = await self._page(workspace_id, query, after_seq=page.read_seq)
-            return page
+                found = await self._search(workspace_id, query, after_seq=found.page.read_seq)
+                may_wait = found.is_enough or query.is_newest_first
+            return found.page
 
-    async def _page(
+    async def _search(
         self, workspace_id: WorkspaceId, query: Query, *, after_seq: int | None = None
-    ) -> Page:
+    ) -> Look:
         """
         The rows of a query; those after a seq, if all rows up to it were looked at before.
 
-        A look at a few rows is enough, unless a filter lets too few of them pass.  Then the rest of
-        the feed is scanned.  Scans take turns, or they would take the connections of everybody.
+        A look at a few rows is enough, unless a filter lets too few of them pass.  Then more of the
+        feed is scanned, in slices.  Scans take turns, or they would take the connections of
+        everybody.
         """
-        first = await self._look(workspace_id, query, after_seq, at_most=ROWS_PER_LOOK)
-        if first.is_enough:
-            return first.page
-        if not query.is_newest_first:
-            after_seq = first.page.read_seq
+        found = await self._look(workspace_id, query, after_seq, at_most=ROWS_PER_LOOK)
+        ends_at = time.monotonic() + SCAN_SECONDS
+        below: int | None = None
+        while not found.is_enough:
+            if query.is_newest_first:
+                # The first slice repeats the few rows of the look, so that the page is whole.
+                found = await self._scan(workspace_id, query, after_seq, before_seq=below)
+                below = found.next_seq
+            else:
+                found = await self._scan(workspace_id, query, found.next_seq)
+            if found.page.rows or query.can_go_on or time.monotonic() >= ends_at:
+                break
+        return found
+
+    async def _scan(
+        self,
+        workspace_id: WorkspaceId,
+        query: Query,
+        after_seq: int | None,
+        *,
+        before_seq: int | None = None,
+    ) -> Look:
         async with self._scans.turn(workspace_id):
-            scanned = await self._look(workspace_id, query, after_seq, at_most=_ALL_ROWS)
-        return scanned.page
+            return await self._look(
+                workspace_id, query, after_seq, at_most=ROWS_PER_SCAN, before_seq=before_seq
+            )
 
     async def _look(
-        self, workspace_id: WorkspaceId, query: Query, after_seq: int | None, *, at_most: int
+        self,
+        workspace_id: WorkspaceId,
+        query: Query,
+        after_seq: int | None,
+        *,
+        at_most: int,
+        before_seq: int | None = None,
     ) -> Look:
         async with self._db.connection() as connection:
             reader = Reader(connection, workspace_id, query)
-            return await reader.look(after_seq, at_most=at_most)
+            return await reader.look(after_seq, at_most=at_most, before_seq=before_seq)
 
     async def seq_of(self, workspace_id: WorkspaceId, row: ActivityId) -> int:
         """The seq of a row of this feed; raises CursorGone."""

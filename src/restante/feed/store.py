@@ -125,14 +125,25 @@ async def rows_after(
     connection: Connection, workspace_id: WorkspaceId, wanted: Filter, extent: Extent
 ) -> list[wire.ActivityRow]:
     """The first rows of an extent, oldest first; one row may exceed the bytes."""
-    return await _rows(connection, queries.rows_after, workspace_id, wanted, extent)
+    found = await _rows(connection, queries.rows_after, workspace_id, wanted, extent)
+    return [_activity(row) for row in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Rows, newest first, and whether more of them were found than fit into the bytes."""
+
+    rows: list[wire.ActivityRow]
+    is_cut: bool
 
 
 async def newest_rows(
     connection: Connection, workspace_id: WorkspaceId, wanted: Filter, extent: Extent
-) -> list[wire.ActivityRow]:
-    """The last rows of an extent, newest first; one row may exceed the bytes."""
-    return await _rows(connection, queries.newest_rows, workspace_id, wanted, extent)
+) -> Newest:
+    """The last rows of an extent; one row may exceed the bytes."""
+    found = await _rows(connection, queries.newest_rows, workspace_id, wanted, extent)
+    rows = [_activity(row) for row in found]
+    return Newest(rows, is_cut=bool(found) and len(found) < found[0]["found"])
 
 
 async def _rows(
@@ -141,8 +152,8 @@ async def _rows(
     workspace_id: WorkspaceId,
     wanted: Filter,
     extent: Extent,
-) -> list[wire.ActivityRow]:
-    rows = await connection.fetch(
+) -> Sequence[Row]:
+    return await connection.fetch(
         statement,
         workspace_id,
         extent.after_seq,
@@ -153,7 +164,6 @@ async def _rows(
         extent.limit,
         extent.max_bytes,
     )
-    return [_activity(row) for row in rows]
 
 
 async def last_before(connection: Connection, workspace_id: WorkspaceId, moment: datetime) -> int:
@@ -224,6 +234,7 @@ def _marks(row: Row) -> Marks:
 
 def _activity(row: Row) -> wire.ActivityRow:
     columns = dict[str, Any](row)
+    columns.pop("found", None)
     for name in ("request_body", "response_body"):
         columns[name] = _raw(columns[name])
     return wire.ActivityRow(**columns)
