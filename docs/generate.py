@@ -183,9 +183,9 @@ ADVICE = {
         "Wait for `Retry-After`, the rest of the hour. Nothing was stored.",
     ),
     "feed_full": Advice(
-        "Find out who sends so much; lower `RESTANTE_FEED_RETENTION_DAYS`, or raise "
-        "`RESTANTE_WORKSPACE_MAX_FEED_BYTES`.",
-        "Send less or later; rows leave the feed by age. Nothing was stored.",
+        "Find out who sends so much, and whether the workspace acknowledges its rows; lower "
+        "`RESTANTE_FEED_RETENTION_DAYS`, or raise `RESTANTE_WORKSPACE_MAX_FEED_BYTES`.",
+        "Send less, or later: the workspace makes room by acknowledging rows. Nothing was stored.",
     ),
     "server_full": Advice(
         "Find out which workspaces do not fetch or write most (`restante status`), or raise "

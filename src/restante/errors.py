@@ -244,7 +244,7 @@ class TooMuchWritten(RestanteError):
 
 
 class FeedFull(RestanteError):
-    """The rows that the workspace's feed keeps have reached its limit."""
+    """The workspace's feed has reached its limit of unacknowledged rows, or of all it keeps."""
 
     code = "feed_full"
 

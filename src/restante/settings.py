@@ -186,7 +186,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 10_737_418_240
     workspace_max_feed_bytes: Annotated[
-        int, Meta(ge=1, description="Maximum bytes of rows that one feed keeps.")
+        int, Meta(ge=1, description="Maximum bytes of unacknowledged rows in one feed.")
     ] = 268_435_456
     server_max_bytes: Annotated[
         int, Meta(ge=1, description="Maximum bytes waiting for all workspaces.")

@@ -97,7 +97,9 @@ class Crowded:
                 for query in queries
             ),
             lambda: feed.append(connection, workspace_id, make_message(), now=NOW),
-            lambda: feed.acknowledge(connection, workspace_id, 1),
+            lambda: feed.acknowledge(connection, workspace_id, ROWS - 10, self.row_id),
+            lambda: feed.seq_of(connection, workspace_id, self.row_id),
+            lambda: feed.fill_of(connection, workspace_id),
             lambda: uploads.publish(connection, make_batch(workspace_id, Content())),
             lambda: uploads.get(connection, workspace_id, file_id, now=NOW),
             lambda: uploads.created_at(connection, workspace_id, file_id),
@@ -111,6 +113,7 @@ class Crowded:
                 connection, acked_before=NOW - DAY, expired_before=NOW - DAY, limit=10
             ),
             lambda: uploads.reserve(connection, reservation, ROOMY),
+            lambda: uploads.renew(connection, [reservation.id]),
             lambda: uploads.release(connection, reservation.id),
             lambda: uploads.usage_of(connection, workspace_id),
             lambda: workspaces.get(connection, workspace_id),

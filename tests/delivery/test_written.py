@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from callers import ADMIN, Caller, Part, ask, bearer, pattern, registered
+from callers import ADMIN, Caller, Part, ask, pattern, registered
 from factories import (
     HOUR,
     NOW,
@@ -29,7 +29,7 @@ from restante.delivery import acknowledge, store
 from restante.delivery.receive import Receiver
 from restante.delivery.rules import MIB
 from restante.delivery.store import FILE_BYTES
-from restante.errors import FeedFull, TooMuchWritten
+from restante.errors import FeedFull, TableBusy, TooMuchWritten
 from restante.feed import store as feed
 from restante.feed.rules import UNLIMITED, WriteLimits
 from restante.ids import WorkspaceId
@@ -257,11 +257,27 @@ async def feed_bytes(connection: Any, workspace_id: WorkspaceId) -> tuple[int, i
     return row["feed_bytes"], row["kept"]
 
 
+async def unacked_bytes(connection: Any, workspace_id: WorkspaceId) -> tuple[int, int]:
+    """As counted, and as they are after the last row that was settled."""
+    row = await connection.fetchrow(
+        "select unacked_bytes, (select coalesce(sum(bytes), 0) from feed"
+        " where feed.workspace_id = feeds.workspace_id"
+        " and seq > greatest(settled_seq, trimmed_seq)) as kept"
+        " from feeds where workspace_id = $1",
+        workspace_id,
+    )
+    return row["unacked_bytes"], row["kept"]
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_counted_bytes_of_a_feed_are_those_of_its_rows(
-    parts: Parts, connection: Any, workspace_id: WorkspaceId, seed: int
+    parts: Parts,
+    connection: Any,
+    workspace_id: WorkspaceId,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    """After any mixture of messages, files, reopened files and trims, repeated trims included."""
+    """After any mixture of what changes a feed, acknowledgements and repeated trims included."""
     chance, now = random.Random(seed), NOW
     sweep = make_sweep(parts.db, feed_retention=timedelta(days=30))
 
@@ -286,9 +302,16 @@ async def test_the_counted_bytes_of_a_feed_are_those_of_its_rows(
             await feed.trim(connection, partition)
         await sweep.run(now=now)
 
-    for _ in range(15):
-        await chance.choice([message, files, reopened, trimmed])()
+    async def acknowledged() -> None:
+        last = await connection.fetchval("select last_seq from feeds")
+        await feed.acknowledge(connection, workspace_id, chance.randrange(last + 2))
+
+    monkeypatch.setattr(feed, "_ROWS_PER_ACK", 2)
+    for _ in range(20):
+        await chance.choice([message, files, reopened, trimmed, acknowledged])()
         counted, kept = await feed_bytes(connection, workspace_id)
+        assert counted == kept
+        counted, kept = await unacked_bytes(connection, workspace_id)
         assert counted == kept
 
 
@@ -328,22 +351,119 @@ async def test_a_full_feed_refuses_messages_and_files(
     assert refused.value.facts["max_bytes"] == 2000
 
 
+MESSAGE = {"jsonrpc": "2.0", "method": "message/send", "params": {"text": "x" * 1000}}
+
+
 async def test_other_workspaces_fill_half_of_a_feed_and_learn_nothing_about_it(
     run_site: SiteFactory,
 ):
     """The files and the operator's messages of the receiver still get through."""
     async with run_site(workspace_max_feed_bytes=20_000) as site:
-        receiver, sender = await registered(site), await registered(site)
-        message = {"jsonrpc": "2.0", "method": "message/send", "params": {"text": "x" * 1000}}
-        path, token = f"/workspaces/{receiver.id}/a2a", bearer(sender.token)
-        answers = [await ask(site, "POST", path, json=message, headers=token) for _ in range(9)]
-        from_operator = await ask(site, "POST", path, json=message, headers=ADMIN)
+        receiver, *senders = [await registered(site) for _ in range(4)]
+        answers = [
+            await sender.message(MESSAGE, to=receiver) for sender in senders for _ in range(4)
+        ]
+        path = f"/workspaces/{receiver.id}/a2a"
+        from_operator = await ask(site, "POST", path, json=MESSAGE, headers=ADMIN)
         file = await receiver.upload(Part())
 
-    assert [answer.status for answer in answers] == [200] * 7 + [429] * 2
-    assert answers[-1].json["code"] == "feed_full"
-    assert set(answers[-1].json) == {"error", "code"}
+    # A quarter for each of them, and half for all.
+    assert [answer.status for answer in answers] == [
+        *(200, 200, 200, 429),
+        *(200, 200, 200, 429),
+        *(200, 429, 429, 429),
+    ]
+    for refused in (answers[3], answers[-1]):
+        assert refused.json["code"] == "feed_full"
+        assert set(refused.json) == {"error", "code"}
     assert (from_operator.status, file.status) == (200, 200)
+
+
+async def test_acknowledged_rows_make_room_for_messages_and_files(run_site: SiteFactory):
+    """A reader that keeps up is not cut off from its senders until the rows are trimmed by age."""
+    async with run_site(workspace_max_feed_bytes=20_000) as site:
+        receiver, sender = await registered(site), await registered(site)
+        before = [await sender.message(MESSAGE, to=receiver) for _ in range(4)]
+        await receiver.ask("POST", "/activity/ack", json={"acked_seq": 3})
+        after = [await sender.message(MESSAGE, to=receiver) for _ in range(4)]
+
+    assert [answer.status for answer in before + after] == [200, 200, 200, 429] * 2
+
+
+async def test_a_feed_keeps_four_times_as_much_as_may_be_unacknowledged(
+    db: Database, connection: Any, workspace_id: WorkspaceId
+):
+    """Acknowledging must not let somebody fill the disk."""
+    limits = WriteLimits(max_written_bytes=MIB, max_feed_bytes=1000)
+    queue = make_feed(db, limits=limits)
+
+    async def append_and_acknowledge() -> None:
+        seq = await queue.append(workspace_id, make_message("x" * 300), now=NOW)
+        await queue.acknowledge(workspace_id, seq)
+
+    with pytest.raises(FeedFull, match="acknowledged rows included") as refused:
+        await repeat(append_and_acknowledge)
+
+    counted, kept = await feed_bytes(connection, workspace_id)
+    assert 3000 < counted == kept <= 4000
+    assert refused.value.facts["max_bytes"] == 4000
+    assert await connection.fetchval("select unacked_bytes from feeds") == 0
+
+
+async def test_an_acknowledgement_of_many_rows_is_settled_in_steps_before_a_refusal(
+    db: Database, connection: Any, workspace_id: WorkspaceId, monkeypatch: pytest.MonkeyPatch
+):
+    """One statement that sums up all of them could time out, and would lock the feed meanwhile."""
+    monkeypatch.setattr(feed, "_ROWS_PER_ACK", 1)
+    monkeypatch.setattr(feed, "_ROWS_PER_SETTLEMENT", 2)
+    limits = WriteLimits(max_written_bytes=MIB, max_feed_bytes=2000)
+    queue = make_feed(db, limits=limits)
+    with pytest.raises(FeedFull):
+        await repeat(lambda: queue.append(workspace_id, make_message(), now=NOW))
+    full = await connection.fetchval("select unacked_bytes from feeds")
+
+    await queue.acknowledge(workspace_id, 99)
+    after_ack = await connection.fetchval("select unacked_bytes from feeds")
+    await queue.append(workspace_id, make_message(), now=NOW)
+    await queue.append(workspace_id, make_message("x" * (full - after_ack)), now=NOW)
+
+    assert 0 < after_ack < full
+    counted, kept = await unacked_bytes(connection, workspace_id)
+    assert counted == kept
+
+
+async def test_a_feed_that_the_previous_release_has_trimmed_is_recounted_before_a_refusal(
+    db: Database, connection: Any, workspace_id: WorkspaceId
+):
+    """It raises the mark and subtracts nothing."""
+    limits = WriteLimits(max_written_bytes=MIB, max_feed_bytes=2000)
+    queue = make_feed(db, limits=limits)
+    with pytest.raises(FeedFull):
+        await repeat(lambda: queue.append(workspace_id, make_message(), now=NOW))
+    await connection.execute("delete from feed where seq <= 2")
+    await connection.execute("update feeds set trimmed_seq = 2")
+
+    await queue.append(workspace_id, make_message(), now=NOW)
+
+    counted, kept = await feed_bytes(connection, workspace_id)
+    assert counted == kept
+    assert await connection.fetchval("select unacked_bytes from feeds") == kept
+
+
+async def test_a_file_finds_room_after_the_previous_release_has_trimmed(
+    db: Database, connection: Any, workspace_id: WorkspaceId
+):
+    """The refusal says that it is worth trying again."""
+    limits = WriteLimits(max_written_bytes=MIB, max_feed_bytes=2000)
+    parts = make_parts(db, limits=limits)
+    with pytest.raises(FeedFull):
+        await repeat(lambda: parts.stage(workspace_id, b"x"))
+    await connection.execute("delete from feed where seq <= 2")
+    await connection.execute("update feeds set trimmed_seq = 2")
+
+    with pytest.raises(TableBusy):
+        await parts.stage(workspace_id, b"x")
+    await parts.stage(workspace_id, b"x")
 
 
 async def test_a_file_cannot_be_reopened_into_a_full_feed(
@@ -365,3 +485,19 @@ async def test_a_file_cannot_be_reopened_into_a_full_feed(
 
     counted, kept = await feed_bytes(connection, workspace_id)
     assert counted == kept
+
+
+async def test_a_reopened_file_counts_as_written_in_the_hour_and_in_total(
+    db: Database, parts: Parts, connection: Any, workspace_id: WorkspaceId
+):
+    """Its announcement is a row like any other."""
+    file_id = await make_upload(connection, workspace_id)
+    await acknowledge.acknowledge(db, workspace_id, file_id, now=NOW)
+    written = "select written_bytes, written_total, feed_bytes from feeds"
+    before = await connection.fetchrow(written)
+
+    await parts.reopen(workspace_id, file_id)
+
+    after = await connection.fetchrow(written)
+    grown = [after[column] - before[column] for column in range(3)]
+    assert grown[0] == grown[1] == grown[2] > 300

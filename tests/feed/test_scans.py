@@ -1,6 +1,7 @@
 """Filters that let little pass: rows are found however far they are, and scans take turns."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -11,7 +12,7 @@ from waiting import until
 
 from restante.database.pool import Database
 from restante.errors import TooManyAtOnce
-from restante.feed import store
+from restante.feed import service, store, turns
 from restante.feed.rules import ROWS_PER_LOOK, Filter, Query
 from restante.feed.service import Feed
 from restante.feed.store import Extent
@@ -57,6 +58,18 @@ async def seqs(feed: Feed, workspace_id: WorkspaceId, **query: Any) -> list[int]
     return [row.seq for row in page.rows]
 
 
+def recorded_extents(monkeypatch: pytest.MonkeyPatch) -> list[Extent]:
+    """Which rows are looked at from now on."""
+    extents, read = list[Extent](), store._rows
+
+    async def recorded(*args: Any) -> Any:
+        extents.append(args[-1])
+        return await read(*args)
+
+    monkeypatch.setattr(store, "_rows", recorded)
+    return extents
+
+
 async def test_a_row_is_found_behind_many_that_the_filter_stops(
     feed: Feed, workspace_id: WorkspaceId
 ):
@@ -94,13 +107,7 @@ async def test_a_waiting_reader_looks_at_each_row_once(
     feed: Feed, workspace_id: WorkspaceId, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any]
 ):
     """Each wake-up would search the whole feed again otherwise."""
-    extents, read = list[Extent](), store._rows
-
-    async def recorded(*args: Any) -> Any:
-        extents.append(args[-1])
-        return await read(*args)
-
-    monkeypatch.setattr(store, "_rows", recorded)
+    extents = recorded_extents(monkeypatch)
     wanted = Filter(activity_type="none yet")
     waiting = asyncio.create_task(
         feed.read(workspace_id, Query(wanted=wanted, wait_seconds=60, **query))
@@ -112,6 +119,96 @@ async def test_a_waiting_reader_looks_at_each_row_once(
     waiting.cancel()
 
     assert extents[2].after_seq == MANY
+
+
+NONE = Filter(activity_type="none")
+
+
+@pytest.fixture
+def small_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "ROWS_PER_LOOK", 100)
+    monkeypatch.setattr(service, "ROWS_PER_SCAN", 500)
+
+
+@pytest.mark.usefixtures("small_scans")
+async def test_a_reader_by_seq_gets_an_empty_page_after_so_many_rows_and_goes_on(
+    feed: Feed, workspace_id: WorkspaceId
+):
+    """Also if it is ready to wait: a search of millions of rows would time out every time."""
+    query = Query(since_seq=5, wanted=RARE, wait_seconds=60)
+    pages = [await feed.read(workspace_id, query)]
+    while not pages[-1].rows:
+        query = Query(since_seq=pages[-1].read_seq, wanted=RARE)
+        pages.append(await feed.read(workspace_id, query))
+
+    assert [page.read_seq for page in pages[:2]] == [605, 1205]
+    assert [row.seq for row in pages[-1].rows] == [MANY]
+
+
+@pytest.mark.usefixtures("small_scans")
+async def test_the_search_of_a_reader_by_id_or_without_a_cursor_goes_on_in_slices(
+    feed: Feed, workspace_id: WorkspaceId, connection: Any
+):
+    """Their next request would begin at the same row again."""
+    fifth = await connection.fetchval("select id from feed where seq = 5")
+    after_fifth = await seqs(feed, workspace_id, since_id=fifth, wanted=RARE)
+    await connection.execute("update feed set activity_type = 'common' where seq = $1", MANY)
+
+    assert after_fifth == [MANY]
+    assert await seqs(feed, workspace_id, wanted=RARE) == [5, 1]
+
+
+@pytest.mark.usefixtures("small_scans")
+@pytest.mark.parametrize("has_cursor", [True, False])
+async def test_a_search_in_slices_ends_after_a_while(
+    feed: Feed,
+    workspace_id: WorkspaceId,
+    connection: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    has_cursor: bool,
+):
+    monkeypatch.setattr(service, "SCAN_SECONDS", 0.0)
+    extents = recorded_extents(monkeypatch)
+    first = await connection.fetchval("select id from feed where seq = 1")
+    query = Query(wanted=NONE)
+    if has_cursor:
+        query = Query(since_id=first, wanted=NONE, wait_seconds=60)
+
+    page = await feed.read(workspace_id, query)
+
+    assert page.rows == []
+    assert [extent.up_to_seq - extent.after_seq for extent in extents] == [100, 500]
+
+
+async def test_a_page_that_is_full_of_bytes_is_not_searched_for_again(
+    feed: Feed, workspace_id: WorkspaceId, monkeypatch: pytest.MonkeyPatch, connection: Any
+):
+    """The newest rows are as many as they can be."""
+    await connection.execute("update feed set bytes = 1000 where seq > $1", MANY - 10)
+    extents = recorded_extents(monkeypatch)
+
+    found = await seqs(feed, workspace_id, wanted=Filter(activity_type="common"), max_bytes=2500)
+
+    assert found == [MANY - 1, MANY - 2]
+    assert len(extents) == 1
+
+
+async def test_who_gets_no_turn_in_time_is_told_when_to_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(turns, "_LONGEST_QUEUE_SECONDS", 0.01)
+    scans = Scans()
+    async with AsyncExitStack() as running:
+        for number in range(4):
+            await running.enter_async_context(scans.turn(WorkspaceId(UUID(int=number))))
+        with pytest.raises(TooManyAtOnce) as refused:
+            async with scans.turn(WorkspaceId(UUID(int=9))):
+                pass
+
+    assert refused.value.facts["retry_after_seconds"] == 2
+    assert not scans._locks
+    async with scans.turn(WorkspaceId(UUID(int=9))):
+        pass
 
 
 async def test_one_scan_of_a_workspace_runs_at_a_time_and_a_few_of_all():

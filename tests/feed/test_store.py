@@ -135,7 +135,9 @@ async def test_the_row_of_a_file_has_all_that_is_needed_to_fetch_it(
 
     await uploads.publish(three[0], make_batch(workspace_id, content))
 
-    (row,) = await feed.newest_rows(three[0], workspace_id, EVERYTHING, rows_after(0, limit=2))
+    (row,) = (
+        await feed.newest_rows(three[0], workspace_id, EVERYTHING, rows_after(0, limit=2))
+    ).rows
     assert (row.activity_type, row.method, row.status, row.source_id) == (
         "a2a_receive",
         "chat_upload_receive",
@@ -207,7 +209,9 @@ async def test_a_cursor_is_found_only_in_its_own_feed(three: list[Any], workspac
     connection = three[0]
     other = await make_workspace(connection)
     await append(connection, workspace_id)
-    (row,) = await feed.newest_rows(connection, workspace_id, EVERYTHING, rows_after(0, limit=1))
+    (row,) = (
+        await feed.newest_rows(connection, workspace_id, EVERYTHING, rows_after(0, limit=1))
+    ).rows
     row_id = ActivityId(row.id)
 
     found = [
@@ -242,7 +246,7 @@ async def test_filters_select_the_same_rows_in_both_directions(
         await feed.append(connection, workspace_id, row, now=NOW + timedelta(seconds=seconds))
 
     after = await feed.rows_after(connection, workspace_id, wanted, rows_after(0))
-    newest = await feed.newest_rows(connection, workspace_id, wanted, rows_after(0))
+    newest = (await feed.newest_rows(connection, workspace_id, wanted, rows_after(0))).rows
 
     assert [row.seq for row in after] == expected
     assert [row.seq for row in newest] == expected[::-1]
@@ -256,7 +260,9 @@ async def test_a_page_has_at_most_as_many_rows_as_the_limit(
         await append(connection, workspace_id)
 
     after = await feed.rows_after(connection, workspace_id, EVERYTHING, rows_after(1, limit=2))
-    newest = await feed.newest_rows(connection, workspace_id, EVERYTHING, rows_after(0, limit=2))
+    newest = (
+        await feed.newest_rows(connection, workspace_id, EVERYTHING, rows_after(0, limit=2))
+    ).rows
 
     assert [row.seq for row in after] == [2, 3]
     assert [row.seq for row in newest] == [5, 4]

@@ -179,6 +179,34 @@ async def test_marks_are_raised_for_every_workspace_in_the_partition_and_no_othe
     assert list(trimmed.values()) == [2] * 1100
 
 
+async def test_a_large_feed_is_trimmed_in_steps_between_which_rows_are_appended(
+    connection: Any,
+    workspace_id: WorkspaceId,
+    partition: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """One sum over all of its rows would keep senders waiting, and could time out every time."""
+    monkeypatch.setattr(store, "_ROWS_PER_TRIM", 1)
+    monkeypatch.setattr(store, "_ROWS_PER_TRIM_OF_ONE", 1)
+    marks, trim = list[int](), store._trim
+
+    async def recorded(*args: Any) -> Any:
+        left = await trim(*args)
+        marks.append(await trimmed_seq(connection, workspace_id))
+        await store.append(connection, workspace_id, make_message(), now=utc_now())
+        return left
+
+    monkeypatch.setattr(store, "_trim", recorded)
+
+    await store.trim(connection, partition)
+
+    counted = await connection.fetchrow(
+        "select feed_bytes, (select sum(bytes) from feed where seq > trimmed_seq) from feeds"
+    )
+    assert marks == [1, 2, 3]
+    assert counted[0] == counted[1] > 0
+
+
 # Each step ---------------------------------------------------------------------------------------
 
 # For each step: which cursors are refused while the pass waits in it, and the mark by then.

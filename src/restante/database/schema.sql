@@ -58,7 +58,13 @@ create table feeds (
     written_hour   timestamptz,
     written_bytes  bigint  not null default 0 check (written_bytes >= 0),
     written_total  bigint  not null default 0 check (written_total >= 0),
-    feed_bytes     bigint  not null default 0 check (feed_bytes >= 0),  -- of the rows after trimmed_seq
+    -- Of the rows after trimmed_seq.  If counted_seq is behind it, the previous release has trimmed
+    -- rows without subtracting them.
+    feed_bytes     bigint  not null default 0 check (feed_bytes >= 0),
+    counted_seq    bigint  not null default 0,
+    -- Of the rows after settled_seq, which follows acked_seq in steps of bounded work.
+    unacked_bytes  bigint  not null default 0 check (unacked_bytes >= 0),
+    settled_seq    bigint  not null default 0,
     check (trimmed_seq <= last_seq),
     check (acked_seq <= last_seq)
 ) with (fillfactor = 50);  -- updated often, and no index with it (HOT)

@@ -10,7 +10,7 @@ from restante.delivery import store
 from restante.delivery.fetch import GONE
 from restante.delivery.rules import Upload
 from restante.errors import RestanteError, UploadGone
-from restante.feed import store as feed
+from restante.feed import room as feed_room, store as feed
 from restante.feed.rules import WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId, new_activity_id
@@ -86,6 +86,8 @@ async def _not_reopened(
     fill = await feed.fill_of(connection, upload.workspace_id)
     size = store.announced_bytes(upload.workspace_id, [upload])
     refusal = fill and fill.refusal(limits, feed=size, written=0)
+    if refusal and await feed_room.free(connection, upload.workspace_id):
+        return feed_room.freed_meanwhile()
     return refusal or UploadGone(GONE)
 
 

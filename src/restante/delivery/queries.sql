@@ -32,6 +32,7 @@ with target as materialized (
            reserved_files = reserved_files - coalesce((select files from promised), 0),
            reserved_bytes = reserved_bytes - coalesce((select bytes from promised), 0),
            feed_bytes = feed_bytes + $29::bigint,
+           unacked_bytes = unacked_bytes + $29::bigint,
            written_hour = hour.starts,
            written_bytes = greatest(
                case written_hour when hour.starts then written_bytes else 0 end + $30::bigint, 0),
@@ -42,7 +43,8 @@ with target as materialized (
        and ($6::uuid is null or exists (select from promised))
        and waiting_bytes + reserved_bytes - coalesce((select bytes from promised), 0) + $8 <= $9
        and waiting_files + reserved_files - coalesce((select files from promised), 0) + $7 <= $10
-       and feed_bytes + $29::bigint <= $31
+       and unacked_bytes + $29::bigint <= $31
+       and feed_bytes + $29::bigint <= $33
        and case written_hour when hour.starts then written_bytes else 0 end + $30::bigint <= $32
     returning last_seq
 ), freed as (
@@ -147,14 +149,20 @@ with reopened as (
     update uploads
        set acked_at = null, fetched_at = null, expires_at = greatest(expires_at, $4)
      where workspace_id = $1 and file_id = $2 and acked_at >= $3
-       and exists (select from feeds where workspace_id = $1 and feed_bytes + $12::int <= $13)
+       and exists (select from feeds
+                    where workspace_id = $1
+                      and unacked_bytes + $12::int <= $13 and feed_bytes + $12::int <= $14)
     returning size, name
 ), counter as (
     update feeds
        set last_seq = last_seq + 1,
            waiting_bytes = waiting_bytes + reopened.size, waiting_files = waiting_files + 1,
-           feed_bytes = feed_bytes + $12::int, written_total = written_total + $12::int
-      from reopened
+           feed_bytes = feed_bytes + $12::int,
+           unacked_bytes = unacked_bytes + $12::int,
+           written_hour = hour.starts,
+           written_bytes = case written_hour when hour.starts then written_bytes else 0 end + $12::int,
+           written_total = written_total + $12::int
+      from reopened, (select date_trunc('hour', statement_timestamp(), 'UTC') as starts) as hour
      where workspace_id = $1
     returning last_seq
 ), announced as (

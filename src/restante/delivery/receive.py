@@ -37,6 +37,7 @@ from restante.delivery.rules import (
 )
 from restante.errors import (
     BadRequest,
+    FeedFull,
     FileTooLarge,
     KeyReused,
     OutcomeUnknown,
@@ -46,7 +47,7 @@ from restante.errors import (
     UploadTooSlow,
     WorkspaceUnknown,
 )
-from restante.feed import store as feed
+from restante.feed import room as feed_room, store as feed
 from restante.feed.rules import WriteLimits
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
@@ -407,6 +408,10 @@ class Incoming:
             return WorkspaceUnknown()
         feed_bytes = store.announced_bytes(self.workspace_id, self.files)
         refusal = fill.refusal(self._receiver.limits, feed=feed_bytes, written=written_bytes)
+        # Not in the transaction of an application, which may be long.
+        may_free = isinstance(refusal, FeedFull) and not is_in_transaction(connection)
+        if may_free and await feed_room.free(connection, self.workspace_id):
+            return feed_room.freed_meanwhile()
         sentence = "The upload took longer than its room is reserved; send it again."
         return refusal or UploadTooSlow(sentence)
 

@@ -119,6 +119,7 @@ async def publish(connection: Connection, batch: Batch) -> int | None:
         batch.written_bytes,
         batch.limits.max_feed_bytes,
         batch.limits.max_written_bytes,
+        batch.limits.max_kept_bytes,
     )
 
 
@@ -381,6 +382,7 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
         "ok",
         row_bytes(method, summary, body),
         limits.max_feed_bytes,
+        limits.max_kept_bytes,
     )
     return reopened is not None
 

@@ -6,18 +6,15 @@ snapshots of readers, and marks that were read first could confirm a page that h
 beginning.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from restante import wire
 from restante.database.pool import Connection
 from restante.errors import CursorGone
 from restante.feed import store
-from restante.feed.rules import CLOCK_SKEW, EVERYTHING, Filter, Marks, Page, Query
-from restante.feed.store import Extent
+from restante.feed.rules import CLOCK_SKEW, Marks, Page, Query
+from restante.feed.store import Extent, Newest
 from restante.ids import ActivityId, WorkspaceId
-
-ReadRows = Callable[[Connection, WorkspaceId, Filter, Extent], Awaitable[list[wire.ActivityRow]]]
 
 _NO_FEED = Marks(0, 0, 0)
 
@@ -27,7 +24,12 @@ class Look:
     """What one look at a feed has found."""
 
     page: Page
-    is_enough: bool  # False: the page has room, and there are rows that were not looked at
+    next_seq: int | None = None  # where to go on; None: the page is full, or all was looked at
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether no other look is needed."""
+        return self.next_seq is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,17 @@ class Reader:
     workspace_id: WorkspaceId
     query: Query
 
-    async def look(self, after_seq: int | None, *, at_most: int) -> Look:
+    async def look(
+        self, after_seq: int | None, *, at_most: int, before_seq: int | None = None
+    ) -> Look:
         """
         Look at so many rows: where the query says, or after a seq up to which all was looked at.
 
-        Raises CursorGone.
+        The newest rows can be looked for below a seq: all from there on were looked at.  Raises
+        CursorGone.
         """
         if self.query.is_newest_first:
-            return await self._look_back(after_seq, at_most)
+            return await self._look_back(after_seq, before_seq, at_most)
         if after_seq is None:
             seq, marks = await self._beginning()
         else:
@@ -54,33 +59,38 @@ class Reader:
 
     async def _look_ahead(self, seq: int, marks: Marks, at_most: int) -> Look:
         """The rows after a seq, oldest first."""
-        rows, read_seq = list[wire.ActivityRow](), seq
+        rows, read_seq, is_cut = list[wire.ActivityRow](), seq, False
         if seq < marks.last_seq:
             start = await self._skip_old(seq)
             # All rows up to the newest mark were committed before it was read.
             read_seq = min(start + at_most, marks.last_seq)
-            rows = await self._rows(store.rows_after, start, read_seq)
+            is_cut = read_seq < marks.last_seq
+            rows = await store.rows_after(
+                self.connection, self.workspace_id, self.query.wanted, self._extent(start, read_seq)
+            )
             marks = await self._marks()
         if not marks.all_kept_after(seq):
             raise cursor_gone(marks, self.query.since_seq)
-        page = Page(rows, marks, rows[-1].seq if rows else read_seq)
-        return Look(page, is_enough=bool(rows) or not page.has_more)
+        if rows:
+            return Look(Page(rows, marks, rows[-1].seq))
+        return Look(Page(rows, marks, read_seq), read_seq if is_cut else None)
 
-    async def _look_back(self, after_seq: int | None, at_most: int) -> Look:
+    async def _look_back(self, after_seq: int | None, before_seq: int | None, at_most: int) -> Look:
         """The newest rows, newest first."""
         marks = await self._marks()
+        last = marks.last_seq if before_seq is None else before_seq - 1
         floor = await self._skip_old(marks.trimmed_seq if after_seq is None else after_seq)
-        start, rows = max(floor, marks.last_seq - at_most), list[wire.ActivityRow]()
-        if start < marks.last_seq:
-            rows = await self._rows(store.newest_rows, start, marks.last_seq)
-        is_enough = start <= floor or len(rows) == self.query.limit
-        # Without a filter a page that is not full has reached its maximum of bytes.
-        is_enough = is_enough or self.query.wanted == EVERYTHING
-        return Look(Page(rows, marks, marks.last_seq), is_enough)
+        start, newest = max(floor, last - at_most), Newest([], is_cut=False)
+        if start < last:
+            newest = await store.newest_rows(
+                self.connection, self.workspace_id, self.query.wanted, self._extent(start, last)
+            )
+        page = Page(newest.rows, marks, marks.last_seq)
+        is_full = newest.is_cut or len(newest.rows) == self.query.limit
+        return Look(page, None if is_full or start <= floor else start + 1)
 
-    async def _rows(self, read: ReadRows, after_seq: int, up_to_seq: int) -> list[wire.ActivityRow]:
-        extent = Extent(after_seq, up_to_seq, self.query.limit, self.query.max_bytes)
-        return await read(self.connection, self.workspace_id, self.query.wanted, extent)
+    def _extent(self, after_seq: int, up_to_seq: int) -> Extent:
+        return Extent(after_seq, up_to_seq, self.query.limit, self.query.max_bytes)
 
     async def _skip_old(self, seq: int) -> int:
         """The seq, or a later one if the rows up to that one are older than the query wants."""

@@ -5,12 +5,14 @@ with counter as (
     update feeds
        set last_seq = last_seq + 1,
            feed_bytes = feed_bytes + $10::int,
+           unacked_bytes = unacked_bytes + $10::int,
            written_hour = hour.starts,
            written_bytes = case written_hour when hour.starts then written_bytes else 0 end + $10::int,
            written_total = written_total + $10::int
       from (select date_trunc('hour', statement_timestamp(), 'UTC') as starts) as hour
      where workspace_id = $2
-       and feed_bytes + $10::int <= $11
+       and unacked_bytes + $10::int <= $11
+       and feed_bytes + $10::int <= $13
        and case written_hour when hour.starts then written_bytes else 0 end + $10::int <= $12
     returning last_seq
 )
@@ -21,7 +23,7 @@ returning seq;
 
 -- name: fill_of
 -- The hour is the database's: the servers' clocks differ.
-select feed_bytes,
+select feed_bytes, unacked_bytes,
        case written_hour when hour.starts then written_bytes else 0 end as written_bytes,
        ceil(extract(epoch from hour.starts + interval '1 hour' - clock_timestamp()))::int
            as hour_ends_in_seconds,
@@ -55,7 +57,8 @@ select feeds.last_seq, feeds.trimmed_seq, feeds.acked_seq, found.seq
  where feeds.workspace_id = $1;
 
 -- name: seq_of
-select seq from feed where workspace_id = $1 and id = $2;
+-- In the same form as above, for the same reason.
+select seq from feed where workspace_id = $1 and id between $2 and $2 order by id limit 1;
 
 -- name: marks
 select last_seq, trimmed_seq, acked_seq from feeds where workspace_id = $1;
@@ -98,13 +101,14 @@ select id, workspace_id, seq, activity_type, source_id, target_id, method, summa
  order by seq;
 
 -- name: newest_rows
--- The same from the newest down.
+-- The same from the newest down, and how many rows there were before the limit of bytes.
 select id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
        convert_to(request_body::text, 'UTF8') as request_body,
        convert_to(response_body::text, 'UTF8') as response_body,
-       duration_ms, status, error_detail, created_at
+       duration_ms, status, error_detail, created_at, found
   from (
-    select *, sum(body_bytes) over (order by seq desc rows unbounded preceding) as bytes_so_far
+    select *, count(*) over () as found,
+           sum(body_bytes) over (order by seq desc rows unbounded preceding) as bytes_so_far
       from (
         select *, coalesce(
                    bytes,
@@ -129,41 +133,121 @@ select id, workspace_id, seq, activity_type, source_id, target_id, method, summa
 -- name: acknowledge
 -- Monotonic: a stale or repeated mark changes nothing, and a mark beyond the newest row is capped.
 -- A mark whose row is another one is from before a restore: the rows up to it were not handled.
+-- Subtracts the bytes of so many acknowledged rows at most, and says whether some are left.  The mark is
+-- of this snapshot, so that all rows up to it are seen even if other statements update the feed first.
+-- Where nothing counts there is nothing to sum up.
+with target as materialized (
+    select greatest(acked_seq, case
+               when $3::uuid is null
+                 or exists (select from feed where workspace_id = $1 and id = $3 and seq = $2)
+               then least($2, last_seq) else 0
+           end) as seq
+      from feeds
+     where workspace_id = $1
+)
 update feeds
-   set acked_seq = case
-           when $3::uuid is null
-             or exists (select from feed where workspace_id = $1 and id = $3 and seq = $2)
-           then greatest(acked_seq, least($2, last_seq))
-           else acked_seq
-       end
+   set acked_seq = greatest(acked_seq, target.seq),
+       settled_seq = greatest(settled_seq, case unacked_bytes
+           when 0 then target.seq
+           else least(target.seq, greatest(settled_seq, trimmed_seq) + $4::int)
+       end),
+       unacked_bytes = case unacked_bytes when 0 then 0 else greatest(unacked_bytes - (
+           select coalesce(sum(feed.bytes), 0) from feed
+            where feed.workspace_id = $1
+              and feed.seq > greatest(settled_seq, trimmed_seq)
+              and feed.seq <= least(target.seq, greatest(settled_seq, trimmed_seq) + $4::int)
+       ), 0) end
+  from target
  where workspace_id = $1
-returning acked_seq;
+returning acked_seq, settled_seq < acked_seq as has_more;
+
+-- name: recount
+-- Corrects the counters of a feed that the previous release has trimmed.  What they are off by is found
+-- in one snapshot and subtracted: rows that come or go meanwhile are counted by whoever does that.
+with seen as materialized (
+    select counted_seq, trimmed_seq, feed_bytes - kept.bytes as kept_excess,
+           unacked_bytes - kept.unacked as unacked_excess
+      from feeds, lateral (
+               select coalesce(sum(bytes), 0) as bytes,
+                      coalesce(sum(bytes) filter (where seq > settled_seq), 0) as unacked
+                 from feed
+                where feed.workspace_id = $1 and seq > trimmed_seq
+           ) as kept
+     where feeds.workspace_id = $1 and counted_seq < trimmed_seq
+)
+update feeds
+   set feed_bytes = greatest(feed_bytes - kept_excess, 0),
+       unacked_bytes = greatest(unacked_bytes - unacked_excess, 0),
+       counted_seq = seen.trimmed_seq
+  from seen
+ where workspace_id = $1 and feeds.counted_seq = seen.counted_seq;
+
+-- name: part_of
+-- The unacknowledged bytes from one sender, among so many of the newest rows.
+select coalesce(sum(bytes), 0)
+  from (select source_id, bytes from feed
+         where workspace_id = $1
+           and seq > (select greatest(acked_seq, trimmed_seq) from feeds where workspace_id = $1)
+         order by seq desc
+         limit $3) as newest
+ where source_id = $2;
+
+-- name: in_partition
+-- The workspaces with rows in this partition, whose name is filled in, and the last row of each there.
+-- A few index entries for each, however many rows it has.
+with recursive found (workspace_id) as (
+    (select workspace_id from %s where workspace_id > $1 order by workspace_id limit 1)
+    union all
+    select (select one.workspace_id from %s as one
+             where one.workspace_id > found.workspace_id order by one.workspace_id limit 1)
+      from found
+     where found.workspace_id is not null
+)
+select workspace_id,
+       (select one.seq from %s as one
+         where one.workspace_id = found.workspace_id order by one.seq desc limit 1) as seq
+  from found
+ where workspace_id is not null
+ limit $2;
 
 -- name: trim
--- Raises the trimmed mark of every feed with rows in this partition, whose name is filled in, and
--- subtracts the bytes of the rows between the old mark and the new: a second trim subtracts nothing.
--- Rows of other partitions may be among them, because ids follow the servers' clocks and seqs the
--- commits.  A batch of workspaces at a time, so that not all of their counters are locked at once.
-with gone as (
-    select workspace_id, max(seq) as seq from %s
-     where workspace_id > $1
-     group by workspace_id order by workspace_id limit $2
+-- Raises the trimmed marks of these workspaces towards these seqs, and subtracts the bytes of the rows
+-- between the old mark and the new: a second trim subtracts nothing.  Nobody can append while the sums
+-- are made, so a mark is raised by so many rows at most.  Rows of other partitions may be among them,
+-- because ids follow the servers' clocks and seqs the commits.  A feed without rows counts nothing,
+-- whatever the previous release has left in its counters.  Returns those that are not done yet.
+with wanted as (
+    select workspace_id, seq from unnest($1::uuid[], $2::bigint[]) as one (workspace_id, seq)
 ), locked as (
-    select workspace_id, trimmed_seq from feeds where workspace_id in (select workspace_id from gone)
+    select workspace_id, trimmed_seq, settled_seq, last_seq from feeds
+     where workspace_id = any($1::uuid[])
      order by workspace_id for update
+), next as (
+    select workspace_id, trimmed_seq as old_seq, least(seq, trimmed_seq + $3::int) as new_seq, seq,
+           settled_seq, last_seq
+      from wanted join locked using (workspace_id)
+     where trimmed_seq < seq
 ), trimmed as (
     update feeds
-       set trimmed_seq = greatest(feeds.trimmed_seq, gone.seq),
-           feed_bytes = greatest(feed_bytes - freed.bytes, 0)
-      from gone join locked using (workspace_id),
+       set trimmed_seq = next.new_seq,
+           settled_seq = greatest(feeds.settled_seq, next.new_seq),
+           feed_bytes = case when new_seq = next.last_seq then 0
+                             else greatest(feed_bytes - freed.bytes, 0) end,
+           unacked_bytes = case when new_seq = next.last_seq then 0
+                                else greatest(unacked_bytes - freed.unacked, 0) end,
+           counted_seq = case when counted_seq = old_seq or new_seq = next.last_seq then new_seq
+                              else counted_seq end
+      from next,
            lateral (
-               select coalesce(sum(feed.bytes), 0) as bytes from feed
-                where feed.workspace_id = locked.workspace_id
-                  and feed.seq > locked.trimmed_seq and feed.seq <= gone.seq
+               select coalesce(sum(feed.bytes), 0) as bytes,
+                      coalesce(sum(feed.bytes) filter (where feed.seq > next.settled_seq), 0) as unacked
+                 from feed
+                where feed.workspace_id = next.workspace_id
+                  and feed.seq > next.old_seq and feed.seq <= next.new_seq
            ) as freed
-     where feeds.workspace_id = gone.workspace_id
+     where feeds.workspace_id = next.workspace_id
 )
-select workspace_id from gone order by workspace_id desc limit 1;
+select workspace_id, seq from next where new_seq < seq;
 
 -- name: lags
 -- Unacknowledged rows by workspace, most first.

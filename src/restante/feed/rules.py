@@ -17,6 +17,10 @@ DEFAULT_PAGE = 100
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 # One statement looks at no more rows than this, however few of them a filter lets pass.
 ROWS_PER_LOOK = 2000
+# A search by a filter looks at so many rows at a time, and lets others take a turn after that.
+ROWS_PER_SCAN = 50_000
+# A reader without a seq begins anew with each request, so its search goes on for this long.
+SCAN_SECONDS = 2.0
 # Up to this size an answer is in the buffers of the connection, and no longer ours to bound.
 SMALL_ANSWER_BYTES = 64 * 1024
 # How far the clocks of two servers may be apart: ids and times follow the seqs to within this.
@@ -51,12 +55,18 @@ def row_bytes(*texts: str) -> int:
     return _ROW_BYTES + sum(len(text.encode()) for text in texts)
 
 
+# Rows are kept until they are trimmed by age, acknowledged or not.  A reader that acknowledges must
+# not find its feed full because of them, and the disk must not fill either.
+_KEPT_TIMES = 4
+
+
 @dataclass(frozen=True, slots=True)
 class WriteLimits:
-    """How much is written for one workspace in an hour, and how much its feed keeps."""
+    """How much is written for one workspace in an hour, and how much its feed holds."""
 
     max_written_bytes: int
-    max_feed_bytes: int
+    max_feed_bytes: int  # of unacknowledged rows
+    kept_times: int = _KEPT_TIMES
     feed_retention: timedelta = timedelta(days=90)
     is_for_others: bool = False  # a refusal then says nothing about the workspace
 
@@ -66,38 +76,63 @@ class WriteLimits:
             return self
         return replace(self, max_feed_bytes=self.max_feed_bytes // 2, is_for_others=True)
 
+    @property
+    def max_kept_bytes(self) -> int:
+        """How much the feed keeps in all."""
+        return self.kept_times * self.max_feed_bytes
+
+    @property
+    def for_any_sender(self) -> "WriteLimits":
+        """
+        Up to here nobody asks who sent the rows.
+
+        It is also what one sender may have in the feed, so that it cannot take all from others.
+        """
+        if not self.is_for_others:
+            return self
+        part = self.max_feed_bytes // 2
+        return replace(self, max_feed_bytes=part, kept_times=2 * self.kept_times)
+
 
 UNLIMITED = WriteLimits(max_written_bytes=2**60, max_feed_bytes=2**60)
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """How much is written for a workspace this hour, and how much its feed keeps."""
+    """How much is written for a workspace this hour, and how much its feed holds."""
 
     feed_bytes: int
+    unacked_bytes: int
     written_bytes: int
     hour_ends_in_seconds: int
     oldest_row_at: datetime | None
 
     def refusal(self, limits: WriteLimits, *, feed: int, written: int) -> RestanteError | None:
         """Why that much more is refused; None if there is room for it."""
-        if self.feed_bytes + feed > limits.max_feed_bytes:
-            return self._feed_full(limits)
+        if self.unacked_bytes + feed > limits.max_feed_bytes:
+            how = "unacknowledged bytes. Acknowledge rows to make room"
+            return self._feed_full(limits, self.unacked_bytes, limits.max_feed_bytes, how)
+        if self.feed_bytes + feed > limits.max_kept_bytes:
+            how = "bytes, acknowledged rows included"
+            return self._feed_full(limits, self.feed_bytes, limits.max_kept_bytes, how)
         if self.written_bytes + written > limits.max_written_bytes:
             return self._too_much_written(limits)
         return None
 
-    def _feed_full(self, limits: WriteLimits) -> FeedFull:
+    def _feed_full(
+        self, limits: WriteLimits, found_bytes: int, max_bytes: int, how: str
+    ) -> FeedFull:
         if limits.is_for_others or not self.oldest_row_at:
             return FeedFull(
-                "The feed of this workspace is full; its oldest rows are trimmed later."
+                "The feed of this workspace is full until it acknowledges rows, or its oldest are "
+                "trimmed."
             )
         frees_at = self.oldest_row_at + limits.feed_retention
         return FeedFull(
-            f"The feed of this workspace has {self.feed_bytes} of {limits.max_feed_bytes} bytes. "
+            f"The feed of this workspace has {found_bytes} of {max_bytes} {how}. "
             f"Its oldest rows are trimmed after {frees_at:%Y-%m-%d %H:%M} UTC.",
-            feed_bytes=self.feed_bytes,
-            max_bytes=limits.max_feed_bytes,
+            feed_bytes=found_bytes,
+            max_bytes=max_bytes,
             frees_at=frees_at.isoformat(),
         )
 
@@ -165,6 +200,11 @@ class Query:
     def is_newest_first(self) -> bool:
         """Whether there is no cursor to go on after."""
         return self.since_id is None and self.since_seq is None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the reader can go on after an empty page that did not reach the end."""
+        return self.since_seq is not None
 
     @property
     def may_take_long(self) -> bool:

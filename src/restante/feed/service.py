@@ -7,11 +7,14 @@ import structlog
 
 from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database
-from restante.errors import RestanteError, TableBusy, WorkspaceUnknown
-from restante.feed import store
+from restante.errors import WorkspaceUnknown
+from restante.feed import room, store
 from restante.feed.pages import Look, Reader
+from restante.feed.room import SenderParts
 from restante.feed.rules import (
     ROWS_PER_LOOK,
+    ROWS_PER_SCAN,
+    SCAN_SECONDS,
     NewActivity,
     Page,
     Query,
@@ -25,7 +28,6 @@ from restante.retention.disk import Disk
 log = structlog.get_logger()
 
 _LARGE_ANSWERS = 8  # of one workspace at a time; each takes a page of memory
-_ALL_ROWS = 2**62  # a seq plus this is still a bigint
 
 
 class Feed:
@@ -40,6 +42,7 @@ class Feed:
     ) -> None:
         self._db = db
         self._scans = Scans()
+        self._parts = SenderParts(db, self._scans)
         # Separate, so that watchers cannot keep the workspace from polling.
         self.large_answers = Places(_LARGE_ANSWERS)
         self.large_events = Places(_LARGE_ANSWERS)
@@ -56,18 +59,35 @@ class Feed:
         self._disk.take(row.bytes)
         row_id, limits = new_activity_id(now), self._limits.for_source(row.source_id)
 
-        async def commit(connection: Connection) -> int:
-            seq = await store.append(
-                connection, workspace_id, row, now=now, row_id=row_id, limits=limits
+        async def append(limits: WriteLimits) -> int | None:
+            return await decided(
+                self._db,
+                lambda c: store.append(c, workspace_id, row, now=now, row_id=row_id, limits=limits),
+                lambda c: store.seq_of(c, workspace_id, row_id),
             )
-            if seq is None:
-                raise await refusal(connection, workspace_id, limits, row.bytes)
-            return seq
 
         with self.wakeups.growing(workspace_id):
-            seq = await decided(self._db, commit, lambda c: store.seq_of(c, workspace_id, row_id))
+            seq = await append(limits.for_any_sender)
+            if seq is None:
+                await self._make_room(workspace_id, row, limits)
+                seq = await append(limits)
+        if seq is None:
+            async with self._db.connection() as connection:
+                raise await room.refusal(connection, workspace_id, limits, row.bytes)
         log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
         return seq
+
+    async def _make_room(
+        self, workspace_id: WorkspaceId, row: NewActivity, limits: WriteLimits
+    ) -> None:
+        """Free what can be freed, and refuse a sender that has filled its part of the feed."""
+        async with self._db.connection() as connection:
+            await room.free(connection, workspace_id)
+            fill = await store.fill_of(connection, workspace_id)
+        if row.source_id is None or fill is None:
+            return
+        if fill.unacked_bytes + row.bytes > limits.for_any_sender.max_feed_bytes:
+            await self._parts.take(workspace_id, row.source_id, row.bytes, limits)
 
     async def read(self, workspace_id: WorkspaceId, query: Query) -> Page:
         """
@@ -77,42 +97,70 @@ class Feed:
         lies outside of it: a reader is told that rows may be missing, never left with a hole.
         """
         if query.wait_seconds <= 0:
-            return await self._page(workspace_id, query)
+            return (await self._search(workspace_id, query)).page
         ends_at = time.monotonic() + query.wait_seconds
         async with self.wakeups.waiting(workspace_id) as waiter:
-            page = await self._page(workspace_id, query)
-            while not page.rows and not self.wakeups.stopping:
+            found = await self._search(workspace_id, query)
+            # Who has no cursor can go on with new rows, however few of the old ones were searched.
+            may_wait = found.is_enough or query.is_newest_first
+            while not found.page.rows and may_wait and not self.wakeups.stopping:
                 left = ends_at - time.monotonic()
                 if left <= 0:
                     break
                 await waiter.wait(left)
-                page = await self._page(workspace_id, query, after_seq=page.read_seq)
-            return page
+                found = await self._search(workspace_id, query, after_seq=found.page.read_seq)
+                may_wait = found.is_enough or query.is_newest_first
+            return found.page
 
-    async def _page(
+    async def _search(
         self, workspace_id: WorkspaceId, query: Query, *, after_seq: int | None = None
-    ) -> Page:
+    ) -> Look:
         """
         The rows of a query; those after a seq, if all rows up to it were looked at before.
 
-        A look at a few rows is enough, unless a filter lets too few of them pass.  Then the rest of
-        the feed is scanned.  Scans take turns, or they would take the connections of everybody.
+        A look at a few rows is enough, unless a filter lets too few of them pass.  Then more of the
+        feed is scanned, in slices.  Scans take turns, or they would take the connections of
+        everybody.
         """
-        first = await self._look(workspace_id, query, after_seq, at_most=ROWS_PER_LOOK)
-        if first.is_enough:
-            return first.page
-        if not query.is_newest_first:
-            after_seq = first.page.read_seq
+        found = await self._look(workspace_id, query, after_seq, at_most=ROWS_PER_LOOK)
+        ends_at = time.monotonic() + SCAN_SECONDS
+        below: int | None = None
+        while not found.is_enough:
+            if query.is_newest_first:
+                # The first slice repeats the few rows of the look, so that the page is whole.
+                found = await self._scan(workspace_id, query, after_seq, before_seq=below)
+                below = found.next_seq
+            else:
+                found = await self._scan(workspace_id, query, found.next_seq)
+            if found.page.rows or query.can_go_on or time.monotonic() >= ends_at:
+                break
+        return found
+
+    async def _scan(
+        self,
+        workspace_id: WorkspaceId,
+        query: Query,
+        after_seq: int | None,
+        *,
+        before_seq: int | None = None,
+    ) -> Look:
         async with self._scans.turn(workspace_id):
-            scanned = await self._look(workspace_id, query, after_seq, at_most=_ALL_ROWS)
-        return scanned.page
+            return await self._look(
+                workspace_id, query, after_seq, at_most=ROWS_PER_SCAN, before_seq=before_seq
+            )
 
     async def _look(
-        self, workspace_id: WorkspaceId, query: Query, after_seq: int | None, *, at_most: int
+        self,
+        workspace_id: WorkspaceId,
+        query: Query,
+        after_seq: int | None,
+        *,
+        at_most: int,
+        before_seq: int | None = None,
     ) -> Look:
         async with self._db.connection() as connection:
             reader = Reader(connection, workspace_id, query)
-            return await reader.look(after_seq, at_most=at_most)
+            return await reader.look(after_seq, at_most=at_most, before_seq=before_seq)
 
     async def seq_of(self, workspace_id: WorkspaceId, row: ActivityId) -> int:
         """The seq of a row of this feed; raises CursorGone."""
@@ -132,14 +180,3 @@ class Feed:
         if mark is None:
             raise WorkspaceUnknown
         return mark
-
-
-async def refusal(
-    connection: Connection, workspace_id: WorkspaceId, limits: WriteLimits, size: int
-) -> RestanteError:
-    """Why a row of this size was not appended."""
-    fill = await store.fill_of(connection, workspace_id)
-    if fill is None:
-        return WorkspaceUnknown()
-    found = fill.refusal(limits, feed=size, written=size)
-    return found or TableBusy("The feed was full a moment ago; try again.")

@@ -24,7 +24,15 @@ from restante.ids import ActivityId, WorkspaceId, lowest_activity_id, new_activi
 
 queries = sql.load("restante.feed")
 
-_WORKSPACES_PER_TRIM = 500
+# The counters of so many feeds are locked while so many rows of each are summed: for milliseconds.
+_WORKSPACES_PER_TRIM = 50
+_ROWS_PER_TRIM = 200
+_ROWS_PER_TRIM_OF_ONE = 5000
+# An acknowledgement subtracts the bytes of so many rows; a step of `settle` those of so many more.
+_ROWS_PER_ACK = 1000
+_ROWS_PER_SETTLEMENT = 10_000
+# A sender with more rows than these is not found out by its older ones.
+_ROWS_PER_PART = 200_000
 _LAGS_SHOWN = 20
 _WRITERS_SHOWN = 20
 _NULL = Raw(b"null")
@@ -66,6 +74,7 @@ async def append(  # noqa: PLR0913 - each argument is one fact, named by its cal
         row.bytes,
         limits.max_feed_bytes,
         limits.max_written_bytes,
+        limits.max_kept_bytes,
     )
 
 
@@ -116,14 +125,25 @@ async def rows_after(
     connection: Connection, workspace_id: WorkspaceId, wanted: Filter, extent: Extent
 ) -> list[wire.ActivityRow]:
     """The first rows of an extent, oldest first; one row may exceed the bytes."""
-    return await _rows(connection, queries.rows_after, workspace_id, wanted, extent)
+    found = await _rows(connection, queries.rows_after, workspace_id, wanted, extent)
+    return [_activity(row) for row in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Rows, newest first, and whether more of them were found than fit into the bytes."""
+
+    rows: list[wire.ActivityRow]
+    is_cut: bool
 
 
 async def newest_rows(
     connection: Connection, workspace_id: WorkspaceId, wanted: Filter, extent: Extent
-) -> list[wire.ActivityRow]:
-    """The last rows of an extent, newest first; one row may exceed the bytes."""
-    return await _rows(connection, queries.newest_rows, workspace_id, wanted, extent)
+) -> Newest:
+    """The last rows of an extent; one row may exceed the bytes."""
+    found = await _rows(connection, queries.newest_rows, workspace_id, wanted, extent)
+    rows = [_activity(row) for row in found]
+    return Newest(rows, is_cut=bool(found) and len(found) < found[0]["found"])
 
 
 async def _rows(
@@ -132,8 +152,8 @@ async def _rows(
     workspace_id: WorkspaceId,
     wanted: Filter,
     extent: Extent,
-) -> list[wire.ActivityRow]:
-    rows = await connection.fetch(
+) -> Sequence[Row]:
+    return await connection.fetch(
         statement,
         workspace_id,
         extent.after_seq,
@@ -144,7 +164,6 @@ async def _rows(
         extent.limit,
         extent.max_bytes,
     )
-    return [_activity(row) for row in rows]
 
 
 async def last_before(connection: Connection, workspace_id: WorkspaceId, moment: datetime) -> int:
@@ -161,7 +180,25 @@ async def acknowledge(
 
     With a row, only if the row with this seq is that one.
     """
-    return await connection.fetchval(queries.acknowledge, workspace_id, seq, row)
+    return await connection.fetchval(queries.acknowledge, workspace_id, seq, row, _ROWS_PER_ACK)
+
+
+async def settle(connection: Connection, workspace_id: WorkspaceId) -> bool:
+    """Subtract the bytes of some acknowledged rows; returns whether more are left."""
+    row = await connection.fetchrow(
+        queries.acknowledge, workspace_id, 0, None, _ROWS_PER_SETTLEMENT
+    )
+    return bool(row and row["has_more"])
+
+
+async def recount(connection: Connection, workspace_id: WorkspaceId) -> None:
+    """Correct the counters of a feed that the previous release has trimmed; of no other."""
+    await connection.execute(queries.recount, workspace_id)
+
+
+async def part_of(connection: Connection, workspace_id: WorkspaceId, sender: UUID) -> int:
+    """How many unacknowledged bytes of a feed are from one sender."""
+    return await connection.fetchval(queries.part_of, workspace_id, sender, _ROWS_PER_PART)
 
 
 async def trim(connection: Connection, partition: str) -> None:
@@ -170,10 +207,19 @@ async def trim(connection: Connection, partition: str) -> None:
 
     Idempotent: a trim that was interrupted is repeated.
     """
-    statement = queries.trim % sql.quoted(partition)
-    last: UUID | None = UUID(int=0)
-    while last is not None:
-        last = await connection.fetchval(statement, last, _WORKSPACES_PER_TRIM)
+    statement, last = queries.in_partition % ((sql.quoted(partition),) * 3), UUID(int=0)
+    while found := await connection.fetch(statement, last, _WORKSPACES_PER_TRIM):
+        last = found[-1]["workspace_id"]
+        for large in await _trim(connection, found, _ROWS_PER_TRIM):
+            left = [large]
+            while left:
+                left = await _trim(connection, left, _ROWS_PER_TRIM_OF_ONE)
+
+
+async def _trim(connection: Connection, feeds: Sequence[Row], rows: int) -> Sequence[Row]:
+    """Raise the marks of these feeds by so many rows; returns those that need more."""
+    ids, seqs = [feed["workspace_id"] for feed in feeds], [feed["seq"] for feed in feeds]
+    return await connection.fetch(queries.trim, ids, seqs, rows)
 
 
 async def lags(connection: Connection) -> Sequence[wire.LagView]:
@@ -188,6 +234,7 @@ def _marks(row: Row) -> Marks:
 
 def _activity(row: Row) -> wire.ActivityRow:
     columns = dict[str, Any](row)
+    columns.pop("found", None)
     for name in ("request_body", "response_body"):
         columns[name] = _raw(columns[name])
     return wire.ActivityRow(**columns)

@@ -8,7 +8,7 @@ are being sent have places, a few in a workspace.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from restante.errors import TooManyAtOnce
 from restante.ids import WorkspaceId
@@ -16,10 +16,13 @@ from restante.ids import WorkspaceId
 # Of one process; the pool has connections left for everybody else.
 _SCANS_AT_ONCE = 4
 _MAX_QUEUE = 100  # of one workspace
+# Turns are short.  Who gets none in this time would only make the queue longer.
+_LONGEST_QUEUE_SECONDS = 5.0
+_RETRY_AFTER_SECONDS = 2
 
 
 class Scans:
-    """The turns of scans: a filter lets so little pass that a whole feed is searched."""
+    """The turns of scans: a filter lets so little pass that many rows are searched."""
 
     def __init__(self) -> None:
         self._running = asyncio.Semaphore(_SCANS_AT_ONCE)
@@ -29,17 +32,28 @@ class Scans:
     @asynccontextmanager
     async def turn(self, workspace_id: WorkspaceId) -> AsyncIterator[None]:
         """
-        Wait until no other scan of this workspace runs; raises TooManyAtOnce.
+        Wait a while until no other scan of this workspace runs; raises TooManyAtOnce.
 
         A workspace waits with one scan for its turn among all, however many it has begun.
         """
         if self._queued[workspace_id] >= _MAX_QUEUE:
             raise TooManyAtOnce(
-                f"{_MAX_QUEUE} requests search this feed already; let one of them end first."
+                f"{_MAX_QUEUE} requests search this feed already; let one of them end first.",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
         self._queued[workspace_id] += 1
         try:
-            async with self._locks.setdefault(workspace_id, asyncio.Lock()), self._running:
+            async with AsyncExitStack() as turn:
+                try:
+                    async with asyncio.timeout(_LONGEST_QUEUE_SECONDS):
+                        lock = self._locks.setdefault(workspace_id, asyncio.Lock())
+                        await turn.enter_async_context(lock)
+                        await turn.enter_async_context(self._running)
+                except TimeoutError as error:
+                    raise TooManyAtOnce(
+                        "Too many requests search feeds; try again later.",
+                        retry_after_seconds=_RETRY_AFTER_SECONDS,
+                    ) from error
                 yield
         finally:
             self._queued[workspace_id] -= 1
