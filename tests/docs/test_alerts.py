@@ -48,6 +48,8 @@ def samples() -> dict[str, set[str]]:
     metrics.space.bytes.labels("chunks")
     metrics.workspaces.uploads.labels("some", "acked")
     metrics.workspaces.lag.labels("some")
+    metrics.workspaces.written.labels("some")
+    metrics.workspaces.feed_bytes.labels("some")
     return {
         sample.name: set(sample.labels)
         for registry in (metrics.registry, metrics.operator_registry)

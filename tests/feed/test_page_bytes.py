@@ -145,7 +145,7 @@ async def test_a_workspace_has_a_few_places_for_large_answers_and_others_have_th
     places: Places = caller.site.state.feed.large_answers
 
     with ExitStack() as held:
-        for _ in range(8):
+        for _ in range(4):
             held.enter_context(places.place(id_of(caller)))
         refused = await caller.read_feed()
         empty = await caller.read_feed(since_seq=1)
@@ -161,7 +161,7 @@ async def test_a_workspace_has_a_few_places_for_large_answers_and_others_have_th
 async def test_a_watcher_waits_for_a_place_and_then_gets_every_row(caller: Caller, way: str):
     feed = caller.site.state.feed
     with ExitStack() as held:
-        for _ in range(8):
+        for _ in range(4):
             held.enter_context(feed.large_events.place(id_of(caller)))
         async with watch(caller, way) as watcher:
             await append(caller, "large", b'"%b"' % (b"x" * (MIB // 4)))

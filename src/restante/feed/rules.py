@@ -14,7 +14,7 @@ RECEIVED = "a2a_receive"
 MAX_PAGE = 500
 DEFAULT_PAGE = 100
 # A page ends here too, so that a few readers cannot fill the memory; its first row always fits.
-MAX_PAGE_BYTES = 4 * 1024 * 1024
+MAX_PAGE_BYTES = 2 * 1024 * 1024
 # One statement looks at no more rows than this, however few of them a filter lets pass.
 ROWS_PER_LOOK = 2000
 # A search by a filter looks at so many rows at a time, and lets others take a turn after that.

@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
+from restante.database import shares
 from restante.errors import TooManyAtOnce
 from restante.ids import WorkspaceId
 
 # Of one process; the pool has connections left for everybody else.
 _SCANS_AT_ONCE = 4
+# Of one process; each takes a page of memory until its client has read it.
+_LARGE_ANSWERS_AT_ONCE = 128
 _MAX_QUEUE = 100  # of one workspace
 # Turns are short.  Who gets none in this time would only make the queue longer.
 _LONGEST_QUEUE_SECONDS = 5.0
@@ -54,7 +57,9 @@ class Scans:
                         "Too many requests search feeds; try again later.",
                         retry_after_seconds=_RETRY_AFTER_SECONDS,
                     ) from error
-                yield
+                # The holder of a turn must not wait for its own share: others wait for the turn.
+                with shares.for_the_server():
+                    yield
         finally:
             self._queued[workspace_id] -= 1
             if not self._queued[workspace_id]:
@@ -62,7 +67,7 @@ class Scans:
 
 
 class Places:
-    """The places of large answers."""
+    """The places of large answers: a few in a workspace, and many in the process."""
 
     def __init__(self, per_workspace: int) -> None:
         self._per_workspace = per_workspace
@@ -75,10 +80,14 @@ class Places:
 
         Nobody queues for one, because the answer is in memory already.
         """
-        if self._taken[workspace_id] >= self._per_workspace:
+        if (
+            self._taken[workspace_id] >= self._per_workspace
+            or self._taken.total() >= _LARGE_ANSWERS_AT_ONCE
+        ):
             raise TooManyAtOnce(
-                f"{self._per_workspace} large answers from this feed are being sent already; "
-                "let one of them end first."
+                "Too many large answers from feeds are being sent already; let one of yours end "
+                "first, or try again later.",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
         self._taken[workspace_id] += 1
         try:

@@ -78,7 +78,7 @@ class FeedQuery(msgspec.Struct, frozen=True):
     caller="workspace or admin",
     query=FeedQuery,
     details="With `wait` the request is held until a row arrives or the time is over; an empty "
-    "array then means that there was none. A page ends at `limit` rows or after 4 MiB, and then "
+    "array then means that there was none. A page ends at `limit` rows or after 2 MiB, and then "
     "there are more. A 410 says with `lowest_seq` and `latest_seq` which rows are kept: start over "
     "with `since_seq` one below the lowest, or without a cursor.",
     answers={200: list[wire.ActivityRow]},
