@@ -74,8 +74,8 @@ class SenderParts:
         part = await self._part(workspace_id, sender)
         if part.bytes + size > limits.for_any_sender.max_feed_bytes:
             raise FeedFull(
-                "This workspace has not acknowledged too many messages from the same sender; "
-                "send more when it has."
+                "Too many messages from this sender are unacknowledged; send more when the "
+                "workspace has acknowledged some."
             )
         part.bytes += size
 
