@@ -19,6 +19,8 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
+
 # The number of runs of `make test`.
 SHORT = 2
 
@@ -63,6 +65,10 @@ def seconds(short: float, long: float) -> float:
 def is_long() -> bool:
     """Whether this is `make soak`."""
     return bool(os.environ.get("SOAK_RUNS"))
+
+
+# For tests that take minutes, or all of a machine.
+only_long = pytest.mark.skipif(not is_long(), reason="only `make soak` runs it")
 
 
 def _first_seed() -> int:

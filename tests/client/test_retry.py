@@ -101,11 +101,7 @@ def test_a_temporary_failure_is_retryable(error: type[RestanteError]):
 
 def test_an_unknown_outcome_is_retryable():
     """Only requests that are safe to repeat are repeated: an upload has its key."""
-
-    class OutcomeUnknown(RestanteError):
-        code = "outcome_unknown"
-
-    assert is_retryable(OutcomeUnknown("It may be stored."))
+    assert is_retryable(errors.OutcomeUnknown("It may be stored."))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ async def servers(keeper: Server, place: Path) -> AsyncIterator[Sequence[Server]
         await asyncio.gather(*(asyncio.to_thread(server.stop) for server in pair))
 
 
+@soak.only_long
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 300)
 async def test_nothing_is_lost_or_miscounted_whatever_is_killed(

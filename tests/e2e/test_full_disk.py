@@ -12,13 +12,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import soak
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 from disks import MIB, OtherProgram, free_bytes, small_disk
 from processes import Server, alive, restante, wait_until
 from senders import File, Mailbox, Request, registered
 from waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.soak, soak.only_long]
 
 FILE = 4 * MIB
 RESERVE = 24 * MIB

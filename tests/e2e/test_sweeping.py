@@ -181,7 +181,7 @@ STOPS = {
     "detach": Stop("lock table only chunks in share update exclusive mode", "detach", "sealed"),
     "half detached": Stop("lock table only chunks in access share mode", "detach", "detaching"),
     "drop": Stop("lock table {partition} in access share mode", "detach", "detached"),
-    "trim": Stop("select from feeds for update", "set trimmed_seq", "sealed", of_the_feed=True),
+    "trim": Stop("select from feeds for update", "with wanted as", "sealed", of_the_feed=True),
 }
 
 

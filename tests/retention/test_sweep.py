@@ -43,6 +43,7 @@ from restante.delivery.subject import (
     Buckets,
     DueUploads,
 )
+from restante.errors import DatabaseReadOnly
 from restante.feed import store as feed
 from restante.feed.rules import NewActivity
 from restante.feed.subject import TRIM
@@ -314,7 +315,7 @@ class WritingLook(RowSubject):
 async def test_a_dry_run_refuses_a_subject_that_writes(db: Database):
     sweep = Sweep(db, Subjects(WritingLook()), budget_seconds=20)
 
-    with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+    with pytest.raises(DatabaseReadOnly):
         await sweep.plan(now=utc_now())
 
 

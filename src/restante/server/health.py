@@ -1,7 +1,6 @@
 """Alive, ready, and the metrics."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -17,13 +16,14 @@ from restante.errors import NotReady, RestanteError
 from restante.http.operations import operation
 from restante.http.problems import json_response
 from restante.server.metrics import CONTENT_TYPE, Metrics
+from restante.server.single_flight import SingleFlight
 from restante.workspaces import auth
 
 TAG = "health"
 
 # A probe that takes longer counts as failed anyway.
 _ANSWER_WITHIN_SECONDS = 2.0
-_RESULT_HOLDS_SECONDS = 1.0
+_BETWEEN_PROBES_SECONDS = 0.1
 
 
 class Readiness:
@@ -32,31 +32,15 @@ class Readiness:
     def __init__(self, db: Database, migrations: Sequence[Migration]) -> None:
         self._db = db
         self._migrations = migrations
-        self._probing = asyncio.Lock()
-        self._problem: str | None = None
-        self._probed_at = -math.inf
+        self._probe = SingleFlight(self._look, at_most_every_seconds=_BETWEEN_PROBES_SECONDS)
 
     async def probe(self) -> None:
-        """
-        Check everything, or raise NotReady; the result holds for a second.
+        """Check everything, or raise NotReady; anyone may ask, as often as they like."""
+        await self._probe.result()
 
-        Anyone may ask, as often as they like.
-        """
-        clock = asyncio.get_running_loop().time
-        async with self._probing:
-            if clock() - self._probed_at >= _RESULT_HOLDS_SECONDS:
-                self._problem = await self._look()
-                self._probed_at = clock()
-            if self._problem is not None:
-                raise NotReady(self._problem)
-
-    async def _look(self) -> str | None:
-        try:
-            await self.check()
-            await self.check_writable()
-        except NotReady as problem:
-            return str(problem)
-        return None
+    async def _look(self) -> None:
+        await self.check()
+        await self.check_writable()
 
     async def check(self) -> None:
         """Raise NotReady with the reason, or return.  Enough for a command that reads."""

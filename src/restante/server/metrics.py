@@ -2,10 +2,8 @@
 
 import asyncio
 import math
-import time
 from collections import Counter as Counts
 from collections.abc import Iterable, Mapping
-from contextvars import Context
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -13,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from restante.retention.disk import DiskState
 from restante.retention.subjects import Subjects
+from restante.server.single_flight import SingleFlight
 from restante.wire import SpaceView, UploadStates
 
 PASS_OUTCOMES = ("ok", "error", "deadline")
@@ -33,28 +32,15 @@ class _Page:
         self.counter = partial(Counter, namespace=namespace, registry=self.registry)
         self.gauge = partial(Gauge, namespace=namespace, registry=self.registry)
         self.histogram = partial(Histogram, namespace=namespace, registry=self.registry)
-        self._next: asyncio.Task[bytes] | None = None  # will begin, for all who ask until then
-        self._rendering = asyncio.Lock()
-        self._began_at = -math.inf
+        # It takes milliseconds, and anybody may ask: so it is done in a thread.
+        self._text = SingleFlight(
+            lambda: asyncio.to_thread(generate_latest, self.registry),
+            at_most_every_seconds=_BETWEEN_PAGES_SECONDS,
+        )
 
     async def text(self) -> bytes:
-        """
-        As Prometheus text, of a moment after the call.
-
-        It takes milliseconds, and anybody may ask: so it is done in a thread, once for all who ask
-        at the same time, and a few times a second at most.
-        """
-        if self._next is None:
-            self._next = asyncio.create_task(self._render(), context=Context())
-        return await asyncio.shield(self._next)
-
-    async def _render(self) -> bytes:
-        async with self._rendering:
-            pause_seconds = self._began_at + _BETWEEN_PAGES_SECONDS - time.monotonic()
-            if pause_seconds > 0:
-                await asyncio.sleep(pause_seconds)
-            self._next, self._began_at = None, time.monotonic()
-            return await asyncio.to_thread(generate_latest, self.registry)
+        """As Prometheus text, of a moment after the call."""
+        return await self._text.result()
 
 
 class Metrics:
