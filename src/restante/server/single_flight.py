@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -24,6 +24,7 @@ class SingleFlight(Generic[T]):
         if self._next is None:
             # Not in the context of the one who asked first: it works for the others too.
             self._next = asyncio.create_task(self._run(), context=Context())
+            self._next.add_done_callback(_retrieve)
         return await asyncio.shield(self._next)
 
     async def _run(self) -> T:
@@ -32,3 +33,9 @@ class SingleFlight(Generic[T]):
             await asyncio.sleep(max(0.0, self._began_at + self._pause_seconds - clock()))
             self._next, self._began_at = None, clock()
             return await self._work()
+
+
+def _retrieve(done: "asyncio.Task[Any]") -> None:
+    """Take the exception, which the event loop would log if everybody who asked has gone."""
+    if not done.cancelled():
+        done.exception()
