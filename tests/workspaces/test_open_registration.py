@@ -1,14 +1,13 @@
 """A server on loopback lets programs register without a token, and no web page."""
 
 import json
-from typing import Any
 from uuid import uuid4
 
 import pytest
 from callers import ADMIN, Answer, ask, bearer, register, registered
 from sites import Site, SiteFactory
 
-from restante.errors import NotJson, OriginRefused
+from restante.errors import OriginRefused
 from restante.workspaces.rules import Sender, refuse_web_pages
 
 pytestmark = pytest.mark.anyio
@@ -112,20 +111,6 @@ def test_a_loopback_address_is_this_machine(host: str | None):
 def test_any_other_name_is_not(host: str):
     with pytest.raises(OriginRefused):
         refuse_web_pages(Sender(host=host, content_type=JSON))
-
-
-def test_origins_can_be_allowed():
-    canvas: Any = {"host": "127.0.0.1:8080", "origin": "http://localhost:3000"}
-
-    refuse_web_pages(Sender(**canvas, content_type=JSON), allowed_origins=["http://localhost:3000"])
-    with pytest.raises(OriginRefused):
-        refuse_web_pages(
-            Sender(**canvas, content_type=JSON), allowed_origins=["http://localhost:30000"]
-        )
-    with pytest.raises(NotJson):
-        refuse_web_pages(
-            Sender(**canvas, content_type="text/plain"), allowed_origins=["http://localhost:3000"]
-        )
 
 
 async def test_registrations_without_a_token_are_limited_in_bytes_per_minute(site: Site):

@@ -37,12 +37,17 @@ class _Jobs:
         self._phantom_stale = timedelta(seconds=settings.phantom_stale_seconds)
 
     async def create_partitions(self) -> None:
-        db, sweep = self._services.db, self._services.sweep
+        now = await self._services.sweep.now()
         try:
-            await upkeep.create_partitions(db, self._subjects, now=await sweep.now())
-        finally:  # the lead matters most when no partition can be created
-            lead = await upkeep.lead_seconds(db, self._subjects, now=await sweep.now())
-            self._services.metrics.space.saw_lead(lead)
+            await upkeep.create_partitions(self._services.db, self._subjects, now=now)
+        except Exception:  # the lead matters most when no partition can be created
+            await self._see_lead(now)
+            raise
+        await self._see_lead(now)
+
+    async def _see_lead(self, now: datetime) -> None:
+        lead = await upkeep.lead_seconds(self._services.db, self._subjects, now=now)
+        self._services.metrics.space.saw_lead(lead)
 
     async def sweep_promptly(self) -> None:
         sweep = self._services.sweep

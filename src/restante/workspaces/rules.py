@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Literal
@@ -73,7 +72,7 @@ class Sender:
     content_type: str | None = None
 
 
-def refuse_web_pages(sender: Sender, *, allowed_origins: Collection[str] = ()) -> None:
+def refuse_web_pages(sender: Sender) -> None:
     """
     Refuse what a web page can make a browser on this machine send without asking us first.
 
@@ -86,7 +85,7 @@ def refuse_web_pages(sender: Sender, *, allowed_origins: Collection[str] = ()) -
             f"Registration is open under a loopback address only, not as {printable(sender.host)}. "
             "Use http://127.0.0.1 and the port, or send a token that may register."
         )
-    if sender.origin is not None and not _is_allowed(sender.origin, sender.host, allowed_origins):
+    if sender.origin is not None and not _is_ours(sender.origin, sender.host):
         raise OriginRefused(
             f"The web page {printable(sender.origin)} may not register workspaces without a token."
         )
@@ -103,8 +102,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _is_allowed(origin: str, host: str | None, allowed: Collection[str]) -> bool:
-    return origin in allowed or (host is not None and origin.lower() == f"http://{host.lower()}")
+def _is_ours(origin: str, host: str | None) -> bool:
+    return host is not None and origin.lower() == f"http://{host.lower()}"
 
 
 def details_of(stored: Workspace | None, changes: Changes) -> Details:
