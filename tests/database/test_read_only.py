@@ -99,7 +99,8 @@ async def test_after_a_failover_writes_go_to_the_host_that_accepts_them(
             refused = await caller.upload(Part())
             later = await registered(site)
 
-    assert refused.json["code"] == "database_read_only"
+    # A background pass may have met the demoted host first; then this is the new host's answer.
+    assert refused.json["code"] in {"database_read_only", "workspace_unknown"}
     async with connected(dsn) as second:
         found = await second.fetch("select id from restante.workspaces")
     assert [str(row["id"]) for row in found] == [later.id]
