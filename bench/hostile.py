@@ -31,8 +31,12 @@ KIB = 1024
 MIB = 1024 * KIB
 NICENESS = 10
 
+# Not the address of the quiet client: each address may have a limited number of connections.
+ADDRESS = "127.0.0.2"
+
 _FEED_ROWS = 200_000
 _PUSH_PLACES = 8
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
 _MESSAGE = b'{"jsonrpc": "2.0", "method": "message/send", "params": {"text": "%s"}}'
 
 Attack = Callable[[Running], Awaitable[None]]
@@ -52,12 +56,16 @@ class Flood(asyncio.Protocol):
     def _begin(self) -> None:
         self._head = b""
         self._left = 0
+        self._is_in_chunks = False
+        self._end = b""
 
     async def connect(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             with suppress(OSError):
-                await loop.create_connection(lambda: self, "127.0.0.1", self._port)
+                await loop.create_connection(
+                    lambda: self, "127.0.0.1", self._port, local_addr=(ADDRESS, 0)
+                )
                 return
             await asyncio.sleep(0.01)
 
@@ -68,7 +76,10 @@ class Flood(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         while data:
-            if self._left:
+            if self._is_in_chunks:
+                self._end = (self._end + data)[-len(_LAST_CHUNK) :]
+                self._is_in_chunks, data = self._end != _LAST_CHUNK, b""
+            elif self._left:
                 taken = min(self._left, len(data))
                 self._left -= taken
                 data = data[taken:]
@@ -78,8 +89,9 @@ class Flood(asyncio.Protocol):
                 if not is_whole:
                     return
                 self._left = _length(head)
+                self._is_in_chunks = b"chunked" in head.lower()
                 answers[head[9:12].decode()] += 1
-            if not self._left:
+            if not self._left and not self._is_in_chunks:
                 self.transport.write(self._request)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
@@ -213,7 +225,7 @@ async def aborted_uploads(server: Running) -> None:
     async def abort_again_and_again() -> None:
         while True:
             with suppress(OSError):
-                connection = await http.Connection.open(server.port)
+                connection = await http.Connection.open(server.port, address=ADDRESS)
                 connection.writer.write(whole[: 3 * MIB])
                 await connection.writer.drain()
                 connection.writer.transport.abort()
@@ -235,7 +247,7 @@ def _begin(client: Callable[[], Awaitable[None]], count: int) -> None:
 async def large_messages(server: Running) -> None:
     """200 messages of 1 MiB, then 8 readers who ask for all of them in one answer."""
     workspace = server.register()
-    connection = await http.Connection.open(server.port)
+    connection = await http.Connection.open(server.port, address=ADDRESS)
     for _ in range(200):
         status, _ = await connection.ask(_message(workspace, MIB - KIB))
         answers[str(status)] += 1
@@ -253,7 +265,7 @@ async def endless_trailers(server: Running) -> None:
     async def send_trailers() -> None:
         while True:
             with suppress(OSError):
-                connection = await http.Connection.open(server.port)
+                connection = await http.Connection.open(server.port, address=ADDRESS)
                 connection.writer.write(head + b"2\r\n{}\r\n0\r\n")
                 while True:
                     connection.writer.write(trailers)
@@ -274,7 +286,7 @@ async def long_content_types(server: Running) -> None:
 async def stalled_downloads(server: Running) -> None:
     """500 connections fetch a file of 25 MiB and read nothing of it."""
     workspace = server.register()
-    connection = await http.Connection.open(server.port)
+    connection = await http.Connection.open(server.port, address=ADDRESS)
     content = os.urandom(MAX_FILE_BYTES)
     _, body = await connection.ask(http.upload(_uploads(workspace), workspace.token, content))
     file_id = UUID(msgspec.json.decode(body)["files"][0]["uri"].rpartition("/")[2])

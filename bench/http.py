@@ -15,8 +15,10 @@ class Connection:
     writer: asyncio.StreamWriter
 
     @classmethod
-    async def open(cls, port: int) -> Self:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4 * 1024 * 1024)
+    async def open(cls, port: int, *, address: str = "127.0.0.1") -> Self:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, limit=4 * 1024 * 1024, local_addr=(address, 0)
+        )
         return cls(reader, writer)
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:

@@ -82,7 +82,8 @@ class Slot:
 
     async def _answer(self, request: bytes) -> bytes:
         """Anything but a 200 is a failure."""
-        if self._connection is None:
+        # The server closes a connection that was idle while an attack was prepared.
+        if self._connection is None or self._connection.reader.at_eof():
             self._connection = await http.Connection.open(self._port)
         status, body = await self._connection.ask(request)
         assert status == 200, status

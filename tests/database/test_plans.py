@@ -77,8 +77,8 @@ class Crowded:
             await transaction.start()
             await use()
             await transaction.rollback()
-        recorder.calls[blobs.queries.read_chunk] = (
-            bucket_of(NOW), self.workspace_id, self.file_id, 0,
+        recorder.calls[blobs.queries.read_chunks] = (
+            bucket_of(NOW), self.workspace_id, self.file_id, 0, 4,
         )  # fmt: skip
         return recorder.calls
 

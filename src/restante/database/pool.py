@@ -56,7 +56,7 @@ queries = sql.load("restante.database")
 _DOUBT_SECONDS = 1.0
 
 # One caller gets at most this part of the connections.
-_CALLERS_AT_LEAST = 4
+_CALLERS_AT_LEAST = 8
 
 
 class Database:

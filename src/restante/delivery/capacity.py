@@ -10,6 +10,7 @@ its bytes; several together may by what they accept between two reads.
 import asyncio
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from restante.database import partitions, shares
@@ -83,9 +84,14 @@ class ServerRoom:
 
     def claimed_by(self, workspace_id: WorkspaceId) -> int:
         """The bytes that the uploads of one workspace have claimed."""
-        return sum(
-            claim.usage.bytes for claim in self._claims if claim.room.workspace_id == workspace_id
-        )
+        return sum(claim.usage.bytes for claim in self._claims_of(workspace_id))
+
+    def uploads_of(self, workspace_id: WorkspaceId) -> int:
+        """How many uploads of one workspace are in progress."""
+        return sum(1 for _ in self._claims_of(workspace_id))
+
+    def _claims_of(self, workspace_id: WorkspaceId) -> Iterator[Claim]:
+        return (claim for claim in self._claims if claim.room.workspace_id == workspace_id)
 
     async def claim(self, claim: Claim, wanted: Usage) -> None:
         """Claim this much in all for an upload; raises ServerFull and DiskLow."""

@@ -8,6 +8,7 @@ from email.message import Message
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser
 from starlette.requests import Request
 
+from restante.database import shares
 from restante.delivery.receive import Incoming
 from restante.delivery.rules import (
     MAX_FILES_PER_REQUEST,
@@ -17,6 +18,7 @@ from restante.delivery.rules import (
 )
 from restante.errors import RequestTooLarge, TooManyFiles, UploadMalformed
 from restante.http.bodies import pieces
+from restante.http.turns import TURN, Turn
 
 MAX_BODY_BYTES = MAX_REQUEST_BYTES + MAX_FORM_BYTES
 _MAX_PARTS = MAX_FILES_PER_REQUEST + 64  # other fields of the form are ignored
@@ -44,10 +46,10 @@ async def receive_files(
     request: Request, incoming: Incoming, *, within_seconds: float, idle_seconds: float
 ) -> None:
     """Receive every part named `files`; raises what is wrong with the body."""
-    parser = _parser(request)
+    parser, turn = _parser(request), request.scope[TURN]
     body = pieces(request, within_seconds=within_seconds, idle_seconds=idle_seconds)
     try:
-        await _parse(body, parser, incoming)
+        await _parse(body, parser, incoming, turn)
     except ParserLimitReached as error:
         if "segment count" in str(error):
             raise TooManyFiles(
@@ -80,15 +82,15 @@ def _boundary(content_type: str) -> str:
 
 
 async def _parse(
-    body: AsyncIterator[bytes], parser: PushMultipartParser, incoming: Incoming
+    body: AsyncIterator[bytes], parser: PushMultipartParser, incoming: Incoming, turn: Turn
 ) -> None:
-    """A segment begins a part, bytes are its contents, None ends it; other fields are ignored."""
     received = 0
     async for piece in body:
         received += len(piece)
         if received > MAX_BODY_BYTES:
             raise request_too_large()
         for at in range(0, len(piece), _SLICE_BYTES):
+            await turn.take(shares.caller.get())
             await _parse_slice(parser, piece[at : at + _SLICE_BYTES], incoming)
             await asyncio.sleep(0)
     parser.close()

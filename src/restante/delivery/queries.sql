@@ -106,9 +106,10 @@ select file_id, name, mimetype as mime_type, size, encode(sha256, 'hex') as sha2
 -- In any state: the last file of the previous page may have been acknowledged since.
 select created_at from uploads where workspace_id = $1 and file_id = $2;
 
--- name: read_chunk
-select bytes from chunks
- where bucket = $1 and workspace_id = $2 and file_id = $3 and seq = $4;
+-- name: read_chunks
+select seq, bytes from chunks
+ where bucket = $1 and workspace_id = $2 and file_id = $3 and seq >= $4 and seq < $5
+ order by seq;
 
 -- name: mark_fetched
 -- Best effort, so the commit is not synced.

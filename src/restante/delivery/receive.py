@@ -57,6 +57,9 @@ log = structlog.get_logger()
 
 _WINDOW_BYTES = WINDOW_CHUNKS * CHUNK_BYTES
 
+# More uploads of one workspace at once than this hold less memory each, and are slower.
+_UPLOADS_AT_FULL_SPEED = 16
+
 
 class Receiver:
     """Receives files for all workspaces, within their quotas and the server's."""
@@ -264,8 +267,13 @@ class Incoming:
             return
         for chunk in chunks:
             self._chunks.append(chunk)
-            if _bytes_of(self._chunks) >= _WINDOW_BYTES:
+            if _bytes_of(self._chunks) >= self._window_bytes:
                 await self._write_ahead(now=now)
+
+    @property
+    def _window_bytes(self) -> int:
+        uploads = self._receiver.server.uploads_of(self.workspace_id)
+        return _WINDOW_BYTES if uploads <= _UPLOADS_AT_FULL_SPEED else CHUNK_BYTES
 
     async def _write_ahead(self, *, now: datetime) -> None:
         """Write the collected chunks while more arrive; one write at a time."""

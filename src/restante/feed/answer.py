@@ -1,5 +1,6 @@
 """The HTTP response that waits for a page of a feed and streams it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import msgspec
@@ -7,10 +8,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from restante import wire
+from restante.database import shares
 from restante.feed.rules import SMALL_ANSWER_BYTES, Page, Query
 from restante.feed.service import Feed
 from restante.http.disconnect import disconnected, while_connected
 from restante.http.problems import json_response
+from restante.http.turns import TURN, Turn
 from restante.ids import WorkspaceId
 
 
@@ -51,16 +54,20 @@ class PageAnswer(Response):
         with self._feed.large_answers.place(self._workspace_id):
             await self._check_again()
             self.headers.update(_headers(page))
-            await while_connected(self._send(page.rows, send), disconnected(receive))
+            await while_connected(self._send(page.rows, send, scope[TURN]), disconnected(receive))
 
     async def _check_again(self) -> None:
         if self._query.wait_seconds:  # a token may be revoked while its request waits
             await self._recheck()
 
-    async def _send(self, rows: Sequence[wire.ActivityRow], send: Send) -> None:
+    async def _send(self, rows: Sequence[wire.ActivityRow], send: Send, turn: Turn) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         for piece in _pieces(rows):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(
+                self._feed.large_answers.pause_after(self._workspace_id, len(piece))
+            )
+            await turn.take(shares.caller.get())
         await send({"type": "http.response.body", "body": b"]", "more_body": False})
 
 

@@ -18,6 +18,8 @@ from restante.ids import WorkspaceId
 _SCANS_AT_ONCE = 4
 # Of one process; each takes a page of memory until its client has read it.
 _LARGE_ANSWERS_AT_ONCE = 128
+# Of one workspace with several large answers; one alone has no limit.
+_BYTES_PER_SECOND = 64 * 1024 * 1024
 _MAX_QUEUE = 100  # of one workspace
 # Turns are short.  Who gets none in this time would only make the queue longer.
 _LONGEST_QUEUE_SECONDS = 5.0
@@ -96,3 +98,7 @@ class Places:
             self._taken[workspace_id] -= 1
             if not self._taken[workspace_id]:
                 del self._taken[workspace_id]
+
+    def pause_after(self, workspace_id: WorkspaceId, size: int) -> float:
+        """How many seconds an answer waits after so many bytes, for the others of its workspace."""
+        return (self._taken[workspace_id] - 1) * size / _BYTES_PER_SECOND

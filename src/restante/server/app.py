@@ -19,6 +19,8 @@ from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.http import problems
 from restante.http.operations import JsonPace
+from restante.http.refusal_delays import RefusalDelays
+from restante.http.turns import Turns
 from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
@@ -58,6 +60,8 @@ class Services:
     disk: Disk
     access: Access
     concurrency: Concurrency
+    turns: Turns
+    refusal_delays: RefusalDelays
     registry: Registry
     push: Push
     feed: Feed

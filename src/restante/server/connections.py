@@ -17,8 +17,9 @@ from restante.server.metrics import ConnectionMetrics
 
 log = structlog.get_logger()
 
-# Refused connections that wait for the request that they answer; beyond it they are aborted.
-_MAX_WAITING_FOR_REFUSAL = 64
+# Refused connections that are answered a moment later, as a share of the total; beyond it they are
+# aborted.
+_REFUSED_SHARE = 1 / 8
 
 # Files that are not connections of clients: the pool, calls to push workspaces, sockets, logs.
 _OTHER_FILES = 128
@@ -35,13 +36,19 @@ class ConnectionLimits:
     per_address: int  # without an authenticated request; 0: no limit
     per_workspace: int  # with one
 
+    @property
+    def refused(self) -> int:
+        """Those that are refused, and open until they are answered."""
+        return max(1, int(self.total * _REFUSED_SHARE))
+
     def within(self, open_files: int, *, pool_size: int) -> "ConnectionLimits":
         """
         What of these limits holds in a process that may open so many files.
 
         One address, or one workspace, never gets all of the total.
         """
-        total = max(2, min(self.total, open_files - pool_size - _OTHER_FILES))
+        for_clients = int((open_files - pool_size - _OTHER_FILES) / (1 + _REFUSED_SHARE))
+        total = max(2, min(self.total, for_clients))
         return ConnectionLimits(
             total, min(self.per_address, total // 2), min(self.per_workspace, max(1, total // 4))
         )
@@ -93,8 +100,8 @@ class Connections:
         return None
 
     def has_room_to_refuse(self) -> bool:
-        """Whether a refused connection can wait for its request, to be answered."""
-        return self._refused <= _MAX_WAITING_FOR_REFUSAL
+        """Whether a refused connection can wait to be answered."""
+        return self._refused <= self._limits.refused
 
     def changed(self, by: int, network: str) -> None:
         """An address has one connection without an authenticated request more, or less."""

@@ -6,6 +6,7 @@ lines.  Whenever no handler is at work, the client has a limited time to complet
 """
 
 import asyncio
+import random
 import socket
 from contextlib import suppress
 from typing import Any, cast
@@ -24,6 +25,7 @@ MAX_HEAD_SECONDS = 30.0
 
 # Each costs memory and a callback.  In 64 KiB there is room for 16,000, which cost 8 ms and 3 MB.
 MAX_HEADERS = 256
+_MAX_TRAILERS = 64  # they are ignored
 
 # All headers about the upgrade to a WebSocket; they are parsed slowly.
 MAX_UPGRADE_BYTES = 4096
@@ -68,6 +70,7 @@ class BoundedHttp(LingeringHttp):
         self._is_broken = False  # what follows the request that is being answered is not HTTP
         self._body_bytes = 0  # of the request that is arriving
         self._other_bytes = 0
+        self._trailers = 0
         self._held = b""  # received and not parsed yet
         self._timer: asyncio.TimerHandle | None = None
 
@@ -75,9 +78,13 @@ class BoundedHttp(LingeringHttp):
         super().connection_made(transport)
         self._place = self._connections.enter(self.client[0] if self.client else "")
         _limit_unsent(transport)
-        if self._place.refused_for and not self._connections.has_room_to_refuse():
+        if not self._place.refused_for:
+            self._begin_timer(MAX_HEAD_SECONDS)
+        elif self._connections.has_room_to_refuse():
+            seconds = random.uniform(_REFUSED_SECONDS / 2, _REFUSED_SECONDS)  # noqa: S311 - not a secret
+            self._timer = self.loop.call_later(seconds, self._refuse_connection)
+        else:
             transport.abort()
-        self._begin_timer(_REFUSED_SECONDS if self._place.refused_for else MAX_HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -90,9 +97,7 @@ class BoundedHttp(LingeringHttp):
             super().data_received(data)
             return
         if self._place and self._place.refused_for:
-            # Only now: an answer to a client that still sends its request may never be read.
-            self.transport.write(_REFUSED)
-            self.linger(max_seconds=_REFUSED_SECONDS, max_bytes=_MAX_BYTES_AFTER_REFUSAL)
+            self.flow.pause_reading()
             return
         rest = memoryview(self._held + data if self._held else data)
         self._held = b""
@@ -102,6 +107,11 @@ class BoundedHttp(LingeringHttp):
                 return
             rest = self._parse_piece(rest)
         self._limit_time()
+
+    def _refuse_connection(self) -> None:
+        """Not at once: whoever connects again without a pause would cost more than the others."""
+        self.transport.write(_REFUSED)
+        self.linger(max_seconds=_REFUSED_SECONDS, max_bytes=_MAX_BYTES_AFTER_REFUSAL)
 
     @property
     def _is_over(self) -> bool:
@@ -142,7 +152,10 @@ class BoundedHttp(LingeringHttp):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_head:
-            return  # trailers are ignored
+            self._trailers += 1
+            if self._trailers > _MAX_TRAILERS:
+                raise _TooManyHeaders
+            return
         if len(self.headers) >= MAX_HEADERS:
             raise _TooManyHeaders
         super().on_header(name, value)
@@ -159,7 +172,7 @@ class BoundedHttp(LingeringHttp):
 
     def on_message_complete(self) -> None:
         self._is_in_head = True
-        self._body_bytes = self._other_bytes = 0
+        self._body_bytes = self._other_bytes = self._trailers = 0
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
@@ -177,7 +190,9 @@ class BoundedHttp(LingeringHttp):
         upgraded.take_place(self._place)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
-        if self._is_answering and not self.cycle.more_body:
+        if self._trailers > _MAX_TRAILERS:
+            self._cut_off("long_request")
+        elif self._is_answering and not self.cycle.more_body:
             self.cycle.keep_alive = False
             self._is_broken = True
         elif self._is_answering and self.cycle.response_started:
@@ -221,7 +236,7 @@ class BoundedHttp(LingeringHttp):
             return
         self._connections.metrics.cut_off.labels(reason).inc()
         if self._is_answering:
-            self.transport.abort()
+            self.stop()
         elif self._is_in_head:
             self._refuse(_TOO_LONG)
         else:

@@ -11,6 +11,9 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+# A client that connects again as soon as it is cut off would otherwise cost more than any other.
+_STOPPED_SECONDS = 1.0
+
 # Some clients send all of a body before they read, and the files that are offered have 100 MB.
 MAX_LINGER_BYTES = 128 * 1024 * 1024
 MAX_LINGER_SECONDS = 30.0
@@ -35,9 +38,19 @@ class LingeringHttp(HttpToolsProtocol):
             )
             self.transport.write_eof()
             self.flow.resume_reading()
-            if self.cycle and not self.cycle.response_complete:
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
+            self._disconnect_handler()
+
+    def stop(self) -> None:
+        """Read and send nothing more, and close a moment later."""
+        if not self.is_lingering and not self.transport.is_closing():
+            self._lingering = self.loop.call_later(_STOPPED_SECONDS, self.transport.abort)
+            self.flow.pause_reading()
+            self._disconnect_handler()
+
+    def _disconnect_handler(self) -> None:
+        if self.cycle and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def on_headers_complete(self) -> None:
         before = self.cycle

@@ -17,6 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from restante.database import shares
 from restante.feed.events import TRANSPORT
 from restante.http.problems import on_bug, server_stopping
+from restante.http.refusal_delays import RefusalDelays
+from restante.http.turns import TURN, Turn
 
 log = structlog.get_logger()
 
@@ -26,6 +28,9 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 # The client went away before an answer began; proxies use this number too.
 CLIENT_CLOSED_REQUEST = 499
 
+_FIRST_REFUSAL = 400
+_NOT_THEIR_FAULT = 503
+
 
 @dataclass(slots=True)
 class _Answer:
@@ -33,12 +38,14 @@ class _Answer:
 
     raw_send: Send
     request_id: str
+    refusal_delays: RefusalDelays
     transport: Any  # None if the server does not show it
     status: int = CLIENT_CLOSED_REQUEST
     has_begun: bool = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            await self._delay_refusal(message["status"])
             self.has_begun = True
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -46,6 +53,11 @@ class _Answer:
             if getattr(self.transport, "body_is_due", False):
                 headers["Connection"] = "close"  # the rest of the body is no next request
         await self.raw_send(message)
+
+    async def _delay_refusal(self, status: int) -> None:
+        if status >= _FIRST_REFUSAL and status != _NOT_THEIR_FAULT:
+            now = asyncio.get_running_loop().time()
+            await asyncio.sleep(self.refusal_delays.next(shares.caller.get(), now=now))
 
 
 class ObservedApp(Starlette):
@@ -62,17 +74,23 @@ class ObservedApp(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[TRANSPORT] = getattr(getattr(send, "__self__", None), "transport", None)
-        shares.caller.set(self.state.access.caller(HTTPConnection(scope)))
+        caller = self.state.access.caller(HTTPConnection(scope))
+        shares.caller.set(caller)
+        turn = scope[TURN] = Turn(self.state.turns)
         with self.state.concurrency.counted(scope):
-            if scope["type"] == "http":
-                await self._observe(scope, receive, send)
-            else:
-                await super().__call__(scope, receive, send)
+            try:
+                await turn.take(caller)
+                if scope["type"] == "http":
+                    await self._observe(scope, receive, send)
+                else:
+                    await super().__call__(scope, receive, send)
+            finally:
+                turn.end()
 
     async def _observe(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        answer = _Answer(send, request_id, scope[TRANSPORT])
+        answer = _Answer(send, request_id, self.state.refusal_delays, scope[TRANSPORT])
         started = time.monotonic()
         with structlog.contextvars.bound_contextvars(request_id=answer.request_id):
             try:

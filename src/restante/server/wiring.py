@@ -1,6 +1,7 @@
 """Builds everything from the settings; the only place that knows all parts."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -29,6 +30,8 @@ from restante.feed.subject import FeedPartitions
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.http.operations import JsonPace
+from restante.http.refusal_delays import RefusalDelays
+from restante.http.turns import Turns
 from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep
 from restante.retention.disk import Disk
@@ -76,6 +79,7 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
         async with application(settings) as (web, token_file):
             ready = Ready(address_of(listening, settings.host), token_file)
             http = http_server(settings, web, on_ready=lambda: announce(ready))
+            gc.freeze()  # what stays until the end is not looked at again by each collection
             stop.on_signal = partial(_stop_serving, http, web)
             await http.serve(sockets=[listening])
 
@@ -289,6 +293,8 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         disk=disk,
         json_pace=JsonPace(settings.json_idle_seconds, settings.json_seconds),
         access=access,
+        turns=Turns(),
+        refusal_delays=RefusalDelays(),
         concurrency=Concurrency(
             limits.per_workspace,
             on_refusal=metrics.connections.refused.labels("workspace").inc,

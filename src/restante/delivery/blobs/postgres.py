@@ -1,15 +1,20 @@
 """Bytes as chunk rows in Postgres, in the bucket of their hour."""
 
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 
 from restante.database import sql
 from restante.database.pool import Database
-from restante.delivery.blobs import BEGUN_WAIT_SECONDS
+from restante.delivery.blobs import BEGUN_WAIT_SECONDS, WINDOW_CHUNKS
 from restante.delivery.rules import Chunk, Upload
 from restante.ids import WorkspaceId
 
 queries = sql.load("restante.delivery")
+
+_QUICK_SECONDS = 0.1
+_MAX_AHEAD = 128  # 32 MiB in this process
 
 
 class PostgresBlobs:
@@ -17,6 +22,7 @@ class PostgresBlobs:
 
     def __init__(self, db: Database) -> None:
         self._db = db
+        self._ahead = 0  # chunks that were read before their clients have taken the ones before
 
     async def put(
         self, workspace_id: WorkspaceId, bucket: datetime, chunks: Sequence[Chunk]
@@ -35,17 +41,40 @@ class PostgresBlobs:
         self, upload: Upload, first_chunk: int, last_chunk: int, *, has_begun: bool
     ) -> AsyncIterator[bytes]:
         """
-        One chunk at a time, and none ahead: what is read waits in memory for a slow client.
+        A chunk at a time, and a few by one statement for a client that takes them quickly.
 
-        The next one is read while the kernel still sends the one before.
+        What is read waits in memory for a slow client.  So nothing is read ahead for that one, and
+        a limited number of chunks for all others.
         """
-        for seq in range(first_chunk, last_chunk + 1):
+        seq, count = first_chunk, 1
+        while seq <= last_chunk:
+            until = min(seq + count, last_chunk + 1)
             wait = BEGUN_WAIT_SECONDS if has_begun else None
-            async with self._db.connection(wait_seconds=wait) as connection:
-                chunk = await connection.fetchval(
-                    queries.read_chunk, upload.bucket, upload.workspace_id, upload.file_id, seq
-                )
-            if chunk is None:
+            with self._reading_ahead(until - seq - 1):
+                chunks = await self._read(upload, range(seq, until), wait)
+                began_at = time.monotonic()
+                for chunk in chunks:
+                    yield chunk
+            if len(chunks) < until - seq:
                 return
-            has_begun = True
-            yield chunk
+            seq, has_begun = until, True
+            is_quick = time.monotonic() - began_at < _QUICK_SECONDS
+            has_room = self._ahead + WINDOW_CHUNKS <= _MAX_AHEAD
+            count = min(count * 2, WINDOW_CHUNKS) if is_quick and has_room else 1
+
+    async def _read(
+        self, upload: Upload, seqs: range, wait_seconds: float | None
+    ) -> Sequence[bytes]:
+        """As many of them as there are, up to the first that is missing."""
+        of_file = upload.bucket, upload.workspace_id, upload.file_id
+        async with self._db.connection(wait_seconds=wait_seconds) as connection:
+            rows = await connection.fetch(queries.read_chunks, *of_file, seqs.start, seqs.stop)
+        return [row["bytes"] for row, seq in zip(rows, seqs, strict=False) if row["seq"] == seq]
+
+    @contextmanager
+    def _reading_ahead(self, count: int) -> Iterator[None]:
+        self._ahead += count
+        try:
+            yield
+        finally:
+            self._ahead -= count
