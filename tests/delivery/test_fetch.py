@@ -1,8 +1,10 @@
 """A file is read whole or in part, also while its bytes are moved, and then acknowledged."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import math
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -27,7 +29,7 @@ from waiting import until
 from restante.database.pool import Database
 from restante.database.shares import caller
 from restante.delivery import acknowledge, fetch, stage
-from restante.delivery.blobs import WINDOW_CHUNKS
+from restante.delivery.blobs import WINDOW_CHUNKS, postgres
 from restante.delivery.rules import CHUNK_BYTES, Upload
 from restante.delivery.stage import NewFile
 from restante.errors import TooManyAtOnce, UploadGone
@@ -71,6 +73,49 @@ async def test_a_range_has_exactly_the_bytes_from_the_first_to_the_last(
     upload = await make_file(parts, workspace_id, content)
 
     assert await read(parts, upload, first, last) == content[first : last + 1]
+
+
+@dataclass(frozen=True)
+class Clients:
+    """How many seconds a client may take to count as quick, and how much is read ahead for all."""
+
+    quick_seconds: float
+    max_ahead: int
+
+
+@pytest.mark.parametrize(
+    ("clients", "counts"),
+    [
+        pytest.param(Clients(math.inf, WINDOW_CHUNKS), [1, 2, 4, 3], id="quick"),
+        pytest.param(Clients(0, WINDOW_CHUNKS), [1] * 10, id="slow"),
+        pytest.param(Clients(math.inf, WINDOW_CHUNKS - 1), [1] * 10, id="too many"),
+    ],
+)
+async def test_chunks_are_read_ahead_for_a_quick_client_only(
+    parts: Parts,
+    workspace_id: WorkspaceId,
+    monkeypatch: pytest.MonkeyPatch,
+    clients: Clients,
+    counts: list[int],
+):
+    """What is read ahead waits in memory, and a client may stop reading for ever."""
+    monkeypatch.setattr(postgres, "_QUICK_SECONDS", clients.quick_seconds)
+    monkeypatch.setattr(postgres, "_MAX_AHEAD", clients.max_ahead)
+    read_by_statement: list[int] = []
+    blobs = parts.blobs
+    one_statement = blobs._read
+
+    async def noted(upload: Upload, seqs: range, wait_seconds: float | None) -> Sequence[bytes]:
+        read_by_statement.append(len(seqs))
+        return await one_statement(upload, seqs, wait_seconds)
+
+    monkeypatch.setattr(blobs, "_read", noted)
+    content = pattern(10 * CHUNK_BYTES)
+    upload = await make_file(parts, workspace_id, content)
+
+    assert await read(parts, upload) == content
+    assert read_by_statement == counts
+    assert blobs._ahead == 0
 
 
 async def test_downloads_that_have_begun_wait_for_each_other_and_are_not_cut_off(

@@ -36,6 +36,8 @@ WORKSPACES = 3
 SENDERS = 2
 # Small enough that a reader who leaves some files makes its senders meet the limit.
 QUOTAS = ("--workspace-max-bytes", "25000000", "--workspace-max-files", "60")
+MAX_STORED_BYTES = 256 * 1024 * 1024  # the least that can be set
+STORED = ("--server-max-stored-bytes", str(MAX_STORED_BYTES))
 QUIET = ("--log-level", "error")
 SWEEPS = ("--sweep-interval-seconds", "2")
 READY_SECONDS = 60
@@ -53,7 +55,7 @@ async def keeper(server: Server) -> Server:
 @pytest.fixture
 async def servers(keeper: Server, place: Path) -> AsyncIterator[Sequence[Server]]:
     """Two servers, each with the same port after every start."""
-    flags = ("--database-url", keeper.dsn, *QUOTAS, *SWEEPS, *QUIET)
+    flags = ("--database-url", keeper.dsn, *QUOTAS, *STORED, *SWEEPS, *QUIET)
     pair = [Server(place / name, *flags) for name in ("one", "other")]
     async with AsyncExitStack() as stack:
         for server in pair:
@@ -89,6 +91,7 @@ async def test_nothing_is_lost_or_miscounted_whatever_is_killed(
                     await assert_waiting_files(clients, connection)
                     await assert_stored_bytes(clients, connection)
                     await assert_counters(clients, connection)
+                await assert_disk_use(connection)
                 if soak.is_long():
                     await until(lambda: is_unreserved(connection), seconds=LEASE_SECONDS)
 
@@ -298,7 +301,7 @@ async def last_seq_of(clients: Clients, connection: Any) -> int:
     )
 
 
-# A counter of `feeds`, and what it counts.  A newer schema has more of them than an older one.
+# A counter of `feeds`, and what it counts.
 COUNTERS = {
     "last_seq": "select coalesce(max(seq), 0) from feed where workspace_id = $1",
     "waiting_files": "select count(*) from uploads where workspace_id = $1 and acked_at is null",
@@ -307,19 +310,29 @@ COUNTERS = {
     "reserved_files": "select coalesce(sum(files), 0) from reservations where workspace_id = $1",
     "reserved_bytes": "select coalesce(sum(bytes), 0) from reservations where workspace_id = $1",
     "feed_bytes": "select coalesce(sum(bytes), 0) from feed where workspace_id = $1",
+    "unacked_bytes": """select coalesce(sum(bytes), 0) from feed where workspace_id = $1
+                         and seq > (select settled_seq from feeds where workspace_id = $1)""",
 }
+
+
+STORED_BYTES = """
+    select coalesce((select sum(octet_length(bytes)) from chunks where workspace_id = $1), 0)
+         + coalesce((select sum(bytes) from feed where workspace_id = $1), 0)
+"""
 
 
 async def assert_counters(clients: Clients, connection: Any) -> None:
     """In one snapshot, because sweeps go on."""
     async with connection.transaction(isolation="repeatable_read"):
         feed = await connection.fetchrow("select * from feeds where workspace_id = $1", clients.id)
-        counted = {name: feed[name] for name in COUNTERS if name in feed.keys()}  # noqa: SIM118 - a record is no mapping
+        counted = {name: feed[name] for name in COUNTERS}
         expected = {name: await connection.fetchval(COUNTERS[name], clients.id) for name in counted}
+        stored = await connection.fetchval(STORED_BYTES, clients.id)
         rows = await connection.fetchval(
             "select count(*) from feed where workspace_id = $1", clients.id
         )
     assert counted == expected
+    assert stored <= feed["written_total"]  # aborted uploads too were counted as written
     assert rows == feed["last_seq"] - feed["trimmed_seq"]
 
 
@@ -335,6 +348,15 @@ async def assert_stored_bytes(clients: Clients, connection: Any) -> None:
     unreachable = sum(row["stored"] for row in rows if row["size"] is None)
     print(f"{unreachable:,} bytes are unreachable", flush=True)
     assert unreachable <= clients.ledger.unconfirmed_bytes
+
+
+async def assert_disk_use(connection: Any) -> None:
+    """A table takes a few percent more than its bytes, and each server one look's worth."""
+    size = await connection.fetchval(
+        "select sum(pg_total_relation_size(relid)) from pg_partition_tree('chunks')"
+    )
+    print(f"{size:,} bytes are on disk", flush=True)
+    assert size <= MAX_STORED_BYTES * 1.1
 
 
 async def is_unreserved(connection: Any) -> bool:

@@ -101,7 +101,7 @@ async def test_refused_connections_that_send_nothing_do_not_pile_up(run_site: Si
         await until(lambda: asyncio.sleep(0, refused(site, "total") == 184))
 
         assert open_connections(site) == 16
-        assert waiting_for_refusal(site) <= 64
+        assert waiting_for_refusal(site) <= site.state.connections._limits.refused + 1
         for wire in wires[16:]:
             assert await wire.is_closed()
 
@@ -145,7 +145,7 @@ async def test_an_address_cannot_use_up_the_total_with_connections_that_are_refu
         await until(lambda: asyncio.sleep(0, refused(site, "address") == silent - 4))
 
         assert open_connections(site) == 4
-        assert waiting_for_refusal(site) <= 64
+        assert waiting_for_refusal(site) <= site.state.connections._limits.refused + 1
         async with wire_to(site, source="127.0.0.2") as wire:
             assert (await health(wire)).status == 200
 
@@ -244,6 +244,7 @@ def test_the_limits_fit_into_the_open_files(
     limits = wanted.within(open_files, pool_size=pool_size)
 
     assert limits.total <= max(2, min(wanted.total, open_files - pool_size))
+    assert limits.total + limits.refused <= max(3, open_files - pool_size)
     assert limits.per_address < limits.total
     assert 0 < limits.per_workspace < limits.total
     assert (limits.per_address == 0) == (wanted.per_address == 0)

@@ -143,6 +143,14 @@ async def test_an_upload_in_small_chunks_with_trailers_is_accepted(shared_site: 
         assert (await wire.answer()).status == 200
 
 
+async def test_a_request_has_a_limited_number_of_trailers(shared_site: Site):
+    """They are small enough for the limit of bytes, but each costs a callback."""
+    async with wire_to(shared_site) as wire:
+        await wire.send(CHUNKED_HEALTH + b"0\r\n" + b"a: b\r\n" * 100)
+
+        assert await wire.is_closed()
+
+
 async def test_trailers_are_no_headers(shared_site: Site):
     """A proxy that removes a header from requests does not remove it from their trailers."""
     workspace = await registered(shared_site)

@@ -27,7 +27,7 @@ from restante.retention.disk import Disk
 
 log = structlog.get_logger()
 
-_LARGE_ANSWERS = 4  # of one workspace at a time; each takes a page of memory
+_LARGE_ANSWERS = 8  # of one workspace at a time; each takes a page of memory
 
 
 class Feed:

@@ -64,6 +64,20 @@ def raise_open_files() -> int:
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
+def limits_within_open_files(wanted: ConnectionLimits, *, pool_size: int) -> ConnectionLimits:
+    """The wanted limits, as far as this process may open files."""
+    open_files = raise_open_files()
+    limits = wanted.within(open_files, pool_size=pool_size)
+    if limits.total < wanted.total:
+        log.warning(
+            "open_files_too_few",
+            open_files=open_files,
+            max_connections=wanted.total,
+            accepted=limits.total,
+        )
+    return limits
+
+
 class Connections:
     """Counts connections, refuses those beyond the limits, and reports both."""
 

@@ -74,6 +74,8 @@ class LingeringHttp(HttpToolsProtocol):
         if self._lingering is not None:
             self._lingering.cancel()
         super().connection_lost(exc)
+        # A reference in a circle would keep both until they are collected.
+        self.cycle = None  # pyright: ignore[reportAttributeAccessIssue] - uvicorn sets None too
 
 
 class CycleTransport:

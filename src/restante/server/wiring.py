@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import signal
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -41,11 +40,12 @@ from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep
 from restante.server import admin_token, app, jobs, logs
 from restante.server.app import Services
-from restante.server.connections import ConnectionLimits, Connections, raise_open_files
+from restante.server.connections import ConnectionLimits, Connections, limits_within_open_files
 from restante.server.health import Readiness
 from restante.server.listener import HttpServer, address_of, is_loopback, listen
 from restante.server.loops import Loops
 from restante.server.metrics import Metrics
+from restante.server.stopping import StopOnSignal, stop_serving
 from restante.settings import Settings
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
@@ -59,7 +59,6 @@ log = structlog.get_logger()
 _ANSWERS_KEPT = timedelta(days=1)
 _LEAST_STORED_BYTES = 256 * 1024 * 1024
 
-_CLOSE_WEBSOCKETS_SECONDS = 0.1
 _LAST_NOTIFICATION_SECONDS = 0.5
 
 
@@ -74,14 +73,24 @@ class Ready:
 async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
     """Run a server until SIGTERM or SIGINT; raises RestanteError if it cannot start."""
     listening = listen(settings.host, settings.port)
-    stop = _StopOnSignal()
+    stop = StopOnSignal()
     with listening, suppress(asyncio.CancelledError):
         async with application(settings) as (web, token_file):
             ready = Ready(address_of(listening, settings.host), token_file)
             http = http_server(settings, web, on_ready=lambda: announce(ready))
-            gc.freeze()  # what stays until the end is not looked at again by each collection
-            stop.on_signal = partial(_stop_serving, http, web)
+            _collect_garbage_rarely()
+            stop.call(partial(stop_serving, http, web))
             await http.serve(sockets=[listening])
+
+
+def _collect_garbage_rarely() -> None:
+    """
+    Keep full collections from stalling the event loop, 100 ms each with thousands of connections.
+
+    They skip what exists now, and most garbage is young: only one in 200 looks at everything.
+    """
+    gc.freeze()
+    gc.set_threshold(700, 10, 200)
 
 
 def http_server(settings: Settings, web: Starlette, *, on_ready: Callable[[], None]) -> HttpServer:
@@ -93,47 +102,6 @@ def http_server(settings: Settings, web: Starlette, *, on_ready: Callable[[], No
         grace_seconds=settings.shutdown_grace_seconds,
         on_ready=on_ready,
     )
-
-
-def _connection_limits(settings: Settings) -> ConnectionLimits:
-    """The configured limits, as far as this process may open files."""
-    wanted = ConnectionLimits(
-        settings.max_connections,
-        settings.max_connections_per_address,
-        settings.max_requests_per_workspace,
-    )
-    open_files = raise_open_files()
-    limits = wanted.within(open_files, pool_size=settings.pool_size)
-    if limits.total < wanted.total:
-        log.warning(
-            "open_files_too_few",
-            open_files=open_files,
-            max_connections=settings.max_connections,
-            accepted=limits.total,
-        )
-    return limits
-
-
-def _stop_serving(http: HttpServer, web: Starlette) -> None:
-    """Let waiting requests answer with what there is, and accept no new ones."""
-    web.state.wakeups.stop()
-    # Uvicorn closes WebSockets with a code of its own; by then ours are closed with 1001.
-    loop = asyncio.get_running_loop()
-    loop.call_later(_CLOSE_WEBSOCKETS_SECONDS, setattr, http, "should_exit", True)  # noqa: FBT003 - setattr
-
-
-class _StopOnSignal:
-    """The first signal shuts the server down gracefully; during startup it cancels that."""
-
-    def __init__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - we are called from a coroutine
-        self.on_signal: Callable[[], object] = task.cancel
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop)
-
-    def _stop(self) -> None:
-        self.on_signal()
 
 
 @asynccontextmanager
@@ -284,7 +252,14 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
     receiver = receiver_of(settings, db, wakeups, disk)
     metrics = Metrics(settings.metrics_namespace, subjects)
     metrics.listening_silent_seconds.set_function(wakeups.silent_seconds)
-    limits = _connection_limits(settings)
+    limits = limits_within_open_files(
+        ConnectionLimits(
+            settings.max_connections,
+            settings.max_connections_per_address,
+            settings.max_requests_per_workspace,
+        ),
+        pool_size=settings.pool_size,
+    )
     return Services(
         metrics=metrics,
         connections=Connections(limits, metrics.connections),

@@ -1,0 +1,177 @@
+"""Callers get turns in rotation, however many requests one of them has."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, strategies as st
+from waiting import until
+
+from restante.http import turns as module
+from restante.http.turns import Turn, Turns
+
+pytestmark = pytest.mark.anyio
+
+
+class Requests:
+    """Requests that work until they are told to end."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self.begun: list[str] = []
+
+    def ask(self, caller: str, name: str = "") -> "asyncio.Task[None]":
+        async def begin() -> None:
+            await self._turns.begin(caller)
+            self.begun.append(name or caller)
+
+        return asyncio.create_task(begin())
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_a_caller_with_many_requests_leaves_turns_for_others():
+    requests = Requests(turns := Turns(at_once=4, per_caller=2))
+
+    hostile = [requests.ask("hostile") for _ in range(100)]
+    await settle()
+    quiet = requests.ask("quiet")
+    await settle()
+
+    assert quiet.done()
+    assert Counter(requests.begun) == {"hostile": 2, "quiet": 1}
+    for _ in range(100):
+        turns.end("hostile")
+        await settle()
+    assert all(request.done() for request in hostile)
+    turns.end("quiet")
+    assert len(turns) == 0
+
+
+async def test_those_who_wait_are_served_in_rotation_and_each_in_order():
+    requests = Requests(turns := Turns(at_once=1, per_caller=1))
+
+    for caller, name in [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1")]:
+        requests.ask(caller, name)
+        await settle()
+    for _ in range(5):
+        turns.end(requests.begun[-1][0])
+        await settle()
+
+    assert requests.begun == ["a1", "b1", "c1", "a2", "a3"]
+    assert len(turns) == 0
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+async def test_a_request_that_is_cancelled_gives_its_turn_to_the_next(is_given: bool):
+    requests = Requests(turns := Turns(at_once=1, per_caller=1))
+    requests.ask("first")
+    await settle()
+    cancelled, last = requests.ask("cancelled"), requests.ask("last")
+    await settle()
+
+    if is_given:
+        turns.end("first")  # gives it to the one that is cancelled in the same moment
+    cancelled.cancel()
+    await settle()
+    if not is_given:
+        turns.end("first")
+    await settle()
+
+    assert last.done()
+    assert requests.begun == ["first", "last"]
+    turns.end("last")
+    assert len(turns) == 0
+
+
+async def test_a_turn_ends_when_its_request_takes_long(monkeypatch: pytest.MonkeyPatch):
+    """A long poll keeps nobody back; its next piece of work waits for a turn again."""
+    monkeypatch.setattr(module, "_MAX_SECONDS", 0)
+    turns = Turns(at_once=1, per_caller=1)
+    waiting, other = Turn(turns), Turn(turns)
+
+    await waiting.take("a workspace")
+    await other.take("a workspace")
+    again = asyncio.create_task(waiting.take("a workspace"))
+    await until(lambda: asyncio.sleep(0, again.done()))
+    for turn in (waiting, other):
+        turn.end()
+        turn.end()
+
+    assert len(turns) == 0
+
+
+async def test_a_request_has_one_turn_at_a_time():
+    turns = Turns(at_once=1, per_caller=1)
+    turn = Turn(turns)
+
+    await turn.take("a workspace")
+    await turn.take("a workspace")
+    turn.end()
+
+    assert len(turns) == 0
+
+
+async def test_the_operator_never_waits():
+    turns = Turns(at_once=1, per_caller=1)
+    await turns.begin("a workspace")
+
+    await Turn(turns).take(None)
+
+    turns.end("a workspace")
+    assert len(turns) == 0
+
+
+CALLERS = st.sampled_from("abc")
+STEPS = st.tuples(st.sampled_from(["begin", "begin", "end", "cancel"]), CALLERS)
+
+
+@given(steps=st.lists(STEPS, max_size=60), at_once=st.integers(1, 4), per_caller=st.integers(1, 3))
+def test_no_turn_is_lost_and_none_is_given_twice(
+    steps: Sequence[tuple[str, str]], at_once: int, per_caller: int
+):
+    asyncio.run(_run(steps, at_once, per_caller))
+
+
+async def _run(steps: Sequence[tuple[str, str]], at_once: int, per_caller: int) -> None:
+    turns = Turns(at_once=at_once, per_caller=per_caller)
+    tasks: dict[str, list[asyncio.Task[None]]] = {caller: [] for caller in "abc"}
+    for step, caller in steps:
+        of_caller = tasks[caller]
+        running = [task for task in of_caller if task.done()]
+        waiting = [task for task in of_caller if not task.done()]
+        if step == "begin":
+            of_caller.append(asyncio.create_task(turns.begin(caller)))
+        elif step == "end" and running:
+            of_caller.remove(running[0])
+            turns.end(caller)
+        elif step == "cancel" and waiting:
+            of_caller.remove(waiting[0])
+            waiting[0].cancel()
+        await settle()
+        check(tasks, at_once, per_caller)
+    await end_all(turns, tasks)
+    assert len(turns) == 0
+
+
+def check(tasks: dict[str, list[asyncio.Task[None]]], at_once: int, per_caller: int) -> None:
+    running = {caller: sum(task.done() for task in found) for caller, found in tasks.items()}
+    assert sum(running.values()) <= at_once
+    assert max(running.values()) <= per_caller
+    for caller, found in tasks.items():
+        waits = any(not task.done() for task in found)
+        has_all_it_may = running[caller] == per_caller or sum(running.values()) == at_once
+        assert has_all_it_may or not waits
+
+
+async def end_all(turns: Turns, tasks: dict[str, list[asyncio.Task[None]]]) -> None:
+    left = [(caller, task) for caller, found in tasks.items() for task in found]
+    while left:
+        caller, task = next(one for one in left if one[1].done())
+        left.remove((caller, task))
+        turns.end(caller)
+        await settle()
