@@ -115,7 +115,7 @@ async def test_chunks_are_read_ahead_for_a_quick_client_only(
 
     assert await read(parts, upload) == content
     assert read_by_statement == counts
-    assert blobs._ahead == 0
+    assert not blobs._ahead
 
 
 async def test_downloads_that_have_begun_wait_for_each_other_and_are_not_cut_off(
@@ -125,7 +125,7 @@ async def test_downloads_that_have_begun_wait_for_each_other_and_are_not_cut_off
     content = pattern(3 * CHUNK_BYTES)
     upload = await make_file(parts, workspace_id, content)
     busy = await Database.open(
-        dsn, pool_size=4, acquire_timeout_seconds=0.1, statement_timeout_seconds=20
+        dsn, pool_size=2, acquire_timeout_seconds=0.1, statement_timeout_seconds=20
     )
     with one_caller():
         downloads = [

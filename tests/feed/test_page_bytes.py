@@ -17,8 +17,9 @@ from watchers import WAYS, append, id_of, watch
 
 from restante.database.pool import SCHEMA
 from restante.errors import TooManyAtOnce
+from restante.feed.readers import Places
 from restante.feed.rules import MAX_PAGE_BYTES
-from restante.feed.turns import Places
+from restante.feed.service import _LARGE_ANSWERS
 from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -145,7 +146,7 @@ async def test_a_workspace_has_a_few_places_for_large_answers_and_others_have_th
     places: Places = caller.site.state.feed.large_answers
 
     with ExitStack() as held:
-        for _ in range(4):
+        for _ in range(_LARGE_ANSWERS):
             held.enter_context(places.place(id_of(caller)))
         refused = await caller.read_feed()
         empty = await caller.read_feed(since_seq=1)
@@ -161,7 +162,7 @@ async def test_a_workspace_has_a_few_places_for_large_answers_and_others_have_th
 async def test_a_watcher_waits_for_a_place_and_then_gets_every_row(caller: Caller, way: str):
     feed = caller.site.state.feed
     with ExitStack() as held:
-        for _ in range(4):
+        for _ in range(_LARGE_ANSWERS):
             held.enter_context(feed.large_events.place(id_of(caller)))
         async with watch(caller, way) as watcher:
             await append(caller, "large", b'"%b"' % (b"x" * (MIB // 4)))

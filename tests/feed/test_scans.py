@@ -12,11 +12,11 @@ from waiting import until
 
 from restante.database.pool import Database
 from restante.errors import TooManyAtOnce
-from restante.feed import service, store, turns
+from restante.feed import readers, service, store
+from restante.feed.readers import Scans
 from restante.feed.rules import ROWS_PER_LOOK, Filter, Query
 from restante.feed.service import Feed
 from restante.feed.store import Extent
-from restante.feed.turns import Scans
 from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -196,7 +196,7 @@ async def test_a_page_that_is_full_of_bytes_is_not_searched_for_again(
 async def test_who_gets_no_turn_in_time_is_told_when_to_try_again(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(turns, "_LONGEST_QUEUE_SECONDS", 0.01)
+    monkeypatch.setattr(readers, "_LONGEST_QUEUE_SECONDS", 0.01)
     scans = Scans()
     async with AsyncExitStack() as running:
         for number in range(4):

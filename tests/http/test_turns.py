@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, strategies as st
 from waiting import until
 
+from restante.database import shares
 from restante.http import turns as module
 from restante.http.turns import Turn, Turns
 
@@ -88,15 +89,47 @@ async def test_a_request_that_is_cancelled_gives_its_turn_to_the_next(is_given: 
     assert len(turns) == 0
 
 
+@pytest.fixture
+def workspace() -> Iterator[str]:
+    """Who the work of the test is done for."""
+    before = shares.caller.set("a workspace")
+    yield "a workspace"
+    shares.caller.reset(before)
+
+
+@pytest.mark.usefixtures("workspace")
+async def test_those_who_only_wait_keep_nobody_back():
+    """A client that sends its body a byte at a time has no turn in between."""
+    turns = Turns(at_once=1, per_caller=1)
+
+    async def waiting(end: asyncio.Event) -> None:
+        with module.one_request(turns):
+            await module.resume()
+            module.pause()
+            await end.wait()
+            await module.resume()
+
+    end = asyncio.Event()
+    requests = [asyncio.create_task(waiting(end)) for _ in range(100)]
+    await settle()
+    with module.one_request(turns):
+        await asyncio.wait_for(module.resume(), 10)
+    end.set()
+    await asyncio.gather(*requests)
+
+    assert len(turns) == 0
+
+
+@pytest.mark.usefixtures("workspace")
 async def test_a_turn_ends_when_its_request_takes_long(monkeypatch: pytest.MonkeyPatch):
     """A long poll keeps nobody back; its next piece of work waits for a turn again."""
     monkeypatch.setattr(module, "_MAX_SECONDS", 0)
     turns = Turns(at_once=1, per_caller=1)
     waiting, other = Turn(turns), Turn(turns)
 
-    await waiting.take("a workspace")
-    await other.take("a workspace")
-    again = asyncio.create_task(waiting.take("a workspace"))
+    await waiting.take()
+    await other.take()
+    again = asyncio.create_task(waiting.take())
     await until(lambda: asyncio.sleep(0, again.done()))
     for turn in (waiting, other):
         turn.end()
@@ -105,12 +138,13 @@ async def test_a_turn_ends_when_its_request_takes_long(monkeypatch: pytest.Monke
     assert len(turns) == 0
 
 
+@pytest.mark.usefixtures("workspace")
 async def test_a_request_has_one_turn_at_a_time():
     turns = Turns(at_once=1, per_caller=1)
     turn = Turn(turns)
 
-    await turn.take("a workspace")
-    await turn.take("a workspace")
+    await turn.take()
+    await turn.take()
     turn.end()
 
     assert len(turns) == 0
@@ -120,7 +154,8 @@ async def test_the_operator_never_waits():
     turns = Turns(at_once=1, per_caller=1)
     await turns.begin("a workspace")
 
-    await Turn(turns).take(None)
+    shares.caller.set(None)
+    await Turn(turns).take()
 
     turns.end("a workspace")
     assert len(turns) == 0

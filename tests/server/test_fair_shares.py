@@ -215,3 +215,4 @@ async def test_repeated_refusals_are_delayed_and_nobody_else_waits(
         assert by_operator.status == 404
         assert not refused.done()
         refused.cancel()
+        await asyncio.gather(refused, return_exceptions=True)

@@ -19,10 +19,11 @@ from callers import (
     upload_head,
     wire_to,
 )
-from sites import Site
+from sites import Site, SiteFactory
 from waiting import until
 
 from restante.feed.rules import NewActivity
+from restante.http import refusal_delays
 from restante.server import http_limits
 from restante.server.http_limits import BoundedHttp
 
@@ -143,12 +144,39 @@ async def test_an_upload_in_small_chunks_with_trailers_is_accepted(shared_site: 
         assert (await wire.answer()).status == 200
 
 
-async def test_a_request_has_a_limited_number_of_trailers(shared_site: Site):
+@pytest.mark.parametrize(("count", "is_cut_off"), [(64, False), (65, True)])
+async def test_a_request_has_a_limited_number_of_trailers(
+    shared_site: Site, count: int, is_cut_off: bool
+):
     """They are small enough for the limit of bytes, but each costs a callback."""
+    workspace = await registered(shared_site)
+    head = request_head("POST", f"{workspace.path}/a2a", token=workspace.token, lines=CHUNKED)
+    cut_off = shared_site.state.metrics.connections.cut_off.labels("long_request")
+    before = cut_off._value.get()
     async with wire_to(shared_site) as wire:
-        await wire.send(CHUNKED_HEALTH + b"0\r\n" + b"a: b\r\n" * 100)
+        await wire.send(head + chunked(b"{}") + b"0\r\n" + b"a: b\r\n" * count + b"\r\n")
+        answer = await wire.rest() if is_cut_off else (await wire.answer()).body
 
-        assert await wire.is_closed()
+    assert bool(answer) != is_cut_off
+    assert cut_off._value.get() == before + is_cut_off
+
+
+async def test_repeated_refusals_of_broken_requests_are_delayed(
+    run_site: SiteFactory, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(refusal_delays, "_AT_ONCE", 1)
+    monkeypatch.setattr(refusal_delays, "_PER_SECOND", 0.01)
+    monkeypatch.setattr(refusal_delays, "_MAX_SECONDS", 100)
+    async with run_site() as site, wire_to(site) as first, wire_to(site) as second:
+        await first.send(b"broken\r\n\r\n")
+        assert (await first.answer()).status == 400
+        await second.send(b"broken\r\n\r\n")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await second.answer()
+        async with wire_to(site) as third:
+            await third.send(HEALTH)
+            assert (await third.answer()).status == 200
 
 
 async def test_trailers_are_no_headers(shared_site: Site):

@@ -55,8 +55,13 @@ queries = sql.load("restante.database")
 # While the database stays read-only, each failed write would replace every connection.
 _DOUBT_SECONDS = 1.0
 
-# One caller gets at most this part of the connections.
+# One caller gets at most this part of the connections; of a small pool, two.
 _CALLERS_AT_LEAST = 8
+
+
+def share_of(pool_size: int) -> int:
+    """How many connections one caller uses at once."""
+    return max(min(2, pool_size // 2), pool_size // _CALLERS_AT_LEAST)
 
 
 class Database:
@@ -64,7 +69,7 @@ class Database:
 
     def __init__(self, pool: "asyncpg.Pool[Row]", acquire_timeout_seconds: float) -> None:
         self._pool = pool
-        self._shares = Shares(max(1, pool.get_max_size() // _CALLERS_AT_LEAST))
+        self._shares = Shares(share_of(pool.get_max_size()))
         self._acquire_timeout_seconds = acquire_timeout_seconds
         self._doubted_at = -_DOUBT_SECONDS
         self.disk_full_at = -math.inf  # when Postgres last failed for that reason, monotonic

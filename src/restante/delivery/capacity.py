@@ -10,7 +10,7 @@ its bytes; several together may by what they accept between two reads.
 import asyncio
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 
 from restante.database import partitions, shares
@@ -51,6 +51,7 @@ class ServerRoom:
         self._policy = policy
         self._disk = disk
         self._claims: set[Claim] = set()  # of the uploads in progress
+        self._uploads = Counter[WorkspaceId]()
         self._reading = asyncio.Lock()
         self._usage = store.ServerUsage(0, 0, 0, 0)
         self._usage_read_at = -math.inf
@@ -62,6 +63,7 @@ class ServerRoom:
     def begin(self, claim: Claim) -> None:
         """An upload begins; what it claims counts until it ends."""
         self._claims.add(claim)
+        self._uploads[claim.room.workspace_id] += 1
 
     def wrote(self, claim: Claim, size: int) -> None:
         """
@@ -81,17 +83,19 @@ class ServerRoom:
         """An upload has ended: what it has written stays, what it has claimed beyond is free."""
         self._written_since += claim.publishing_bytes
         self._claims.discard(claim)
+        self._uploads[claim.room.workspace_id] -= 1
+        if not self._uploads[claim.room.workspace_id]:
+            del self._uploads[claim.room.workspace_id]
 
     def claimed_by(self, workspace_id: WorkspaceId) -> int:
         """The bytes that the uploads of one workspace have claimed."""
-        return sum(claim.usage.bytes for claim in self._claims_of(workspace_id))
+        return sum(
+            claim.usage.bytes for claim in self._claims if claim.room.workspace_id == workspace_id
+        )
 
     def uploads_of(self, workspace_id: WorkspaceId) -> int:
         """How many uploads of one workspace are in progress."""
-        return sum(1 for _ in self._claims_of(workspace_id))
-
-    def _claims_of(self, workspace_id: WorkspaceId) -> Iterator[Claim]:
-        return (claim for claim in self._claims if claim.room.workspace_id == workspace_id)
+        return self._uploads[workspace_id]
 
     async def claim(self, claim: Claim, wanted: Usage) -> None:
         """Claim this much in all for an upload; raises ServerFull and DiskLow."""

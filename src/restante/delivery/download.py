@@ -9,15 +9,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from restante.database import shares
 from restante.database.pool import Database
 from restante.delivery import fetch
 from restante.delivery.blobs import Blobs
 from restante.delivery.ranges import ByteRange
 from restante.delivery.rules import UNKNOWN_TYPE, Upload
 from restante.errors import RestanteError
+from restante.http import turns
 from restante.http.disconnect import disconnected, while_connected
-from restante.http.turns import TURN, Turn
 
 log = structlog.get_logger()
 
@@ -77,7 +76,7 @@ class Download(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         try:
-            await while_connected(self._send_body(send, scope[TURN]), disconnected(receive))
+            await while_connected(self._send_body(send), disconnected(receive))
         except ClientDisconnect:
             # The end of an answer looks like a disconnect too.
             if not self._is_sent:
@@ -90,7 +89,7 @@ class Download(Response):
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
 
-    async def _send_body(self, send: Send, turn: Turn) -> None:
+    async def _send_body(self, send: Send) -> None:
         """The head is sent with the first bytes; until then an error can become an answer."""
         has_begun = False
         try:
@@ -106,9 +105,10 @@ class Download(Response):
                     await self._send_head(send)
                     has_begun = True
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+                turns.pause()
                 # An empty piece waits like any other, until the client has taken the one before.
                 await send({"type": "http.response.body", "body": b"", "more_body": True})
-                await turn.take(shares.caller.get())
+                await turns.resume()
         except RestanteError as error:
             if not has_begun:
                 raise

@@ -8,7 +8,6 @@ from email.message import Message
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser
 from starlette.requests import Request
 
-from restante.database import shares
 from restante.delivery.receive import Incoming
 from restante.delivery.rules import (
     MAX_FILES_PER_REQUEST,
@@ -17,8 +16,8 @@ from restante.delivery.rules import (
     request_too_large,
 )
 from restante.errors import RequestTooLarge, TooManyFiles, UploadMalformed
+from restante.http import turns
 from restante.http.bodies import pieces
-from restante.http.turns import TURN, Turn
 
 MAX_BODY_BYTES = MAX_REQUEST_BYTES + MAX_FORM_BYTES
 _MAX_PARTS = MAX_FILES_PER_REQUEST + 64  # other fields of the form are ignored
@@ -46,10 +45,10 @@ async def receive_files(
     request: Request, incoming: Incoming, *, within_seconds: float, idle_seconds: float
 ) -> None:
     """Receive every part named `files`; raises what is wrong with the body."""
-    parser, turn = _parser(request), request.scope[TURN]
+    parser = _parser(request)
     body = pieces(request, within_seconds=within_seconds, idle_seconds=idle_seconds)
     try:
-        await _parse(body, parser, incoming, turn)
+        await _parse(body, parser, incoming)
     except ParserLimitReached as error:
         if "segment count" in str(error):
             raise TooManyFiles(
@@ -82,7 +81,7 @@ def _boundary(content_type: str) -> str:
 
 
 async def _parse(
-    body: AsyncIterator[bytes], parser: PushMultipartParser, incoming: Incoming, turn: Turn
+    body: AsyncIterator[bytes], parser: PushMultipartParser, incoming: Incoming
 ) -> None:
     received = 0
     async for piece in body:
@@ -90,7 +89,7 @@ async def _parse(
         if received > MAX_BODY_BYTES:
             raise request_too_large()
         for at in range(0, len(piece), _SLICE_BYTES):
-            await turn.take(shares.caller.get())
+            await turns.resume()
             await _parse_slice(parser, piece[at : at + _SLICE_BYTES], incoming)
             await asyncio.sleep(0)
     parser.close()

@@ -8,12 +8,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from restante import wire
-from restante.database import shares
 from restante.feed.rules import SMALL_ANSWER_BYTES, Page, Query
 from restante.feed.service import Feed
+from restante.http import turns
 from restante.http.disconnect import disconnected, while_connected
 from restante.http.problems import json_response
-from restante.http.turns import TURN, Turn
 from restante.ids import WorkspaceId
 
 
@@ -54,20 +53,20 @@ class PageAnswer(Response):
         with self._feed.large_answers.place(self._workspace_id):
             await self._check_again()
             self.headers.update(_headers(page))
-            await while_connected(self._send(page.rows, send, scope[TURN]), disconnected(receive))
+            await while_connected(self._send(page.rows, send), disconnected(receive))
 
     async def _check_again(self) -> None:
         if self._query.wait_seconds:  # a token may be revoked while its request waits
             await self._recheck()
 
-    async def _send(self, rows: Sequence[wire.ActivityRow], send: Send, turn: Turn) -> None:
+    async def _send(self, rows: Sequence[wire.ActivityRow], send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        places = self._feed.large_answers
         for piece in _pieces(rows):
+            turns.pause()
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await asyncio.sleep(
-                self._feed.large_answers.pause_after(self._workspace_id, len(piece))
-            )
-            await turn.take(shares.caller.get())
+            await asyncio.sleep(places.pause_after(self._workspace_id, len(piece)))
+            await turns.resume()
         await send({"type": "http.response.body", "body": b"]", "more_body": False})
 
 

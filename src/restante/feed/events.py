@@ -282,7 +282,7 @@ async def _watch_and_close(websocket: WebSocket) -> int:
         _abort(websocket)
         return _LOST
     except RestanteError as error:
-        response = await problems.on_restante_error(cast("Request", websocket), error)
+        response = await problems.on_restante_error(websocket, error)
         return await _refuse(websocket, response, 4000 + response.status_code, error.code)
     except Exception as error:
         response = await problems.on_bug(cast("Request", websocket), error)

@@ -12,8 +12,8 @@ from uuid import UUID
 from restante.database.pool import Connection, Database
 from restante.errors import FeedFull, RestanteError, TableBusy, WorkspaceUnknown
 from restante.feed import store
+from restante.feed.readers import Scans
 from restante.feed.rules import WriteLimits
-from restante.feed.turns import Scans
 from restante.ids import WorkspaceId
 
 # With the rows of one step, some hundred thousand rows: less than a second.

@@ -10,6 +10,7 @@ from restante.database.pool import Connection, Database
 from restante.errors import WorkspaceUnknown
 from restante.feed import room, store
 from restante.feed.pages import Look, Reader
+from restante.feed.readers import Places, Scans
 from restante.feed.room import SenderParts
 from restante.feed.rules import (
     ROWS_PER_LOOK,
@@ -20,7 +21,6 @@ from restante.feed.rules import (
     Query,
     WriteLimits,
 )
-from restante.feed.turns import Places, Scans
 from restante.feed.wakeups import Wakeups
 from restante.ids import ActivityId, WorkspaceId, new_activity_id
 from restante.retention.disk import Disk

@@ -16,6 +16,7 @@ import structlog
 from restante.database.listener import Listener
 from restante.database.pool import Database
 from restante.errors import OutcomeUnknown, RestanteError, TooManyAtOnce
+from restante.http import turns
 from restante.ids import WorkspaceId, as_uuid
 
 log = structlog.get_logger()
@@ -40,13 +41,17 @@ class Waiter:
 
     async def wait(self, seconds: float | None) -> bool:
         """Wait for a change and clear it; False on timeout."""
+        turns.pause()
         try:
             async with asyncio.timeout(seconds):
                 await self.changed.wait()
         except TimeoutError:
-            return False
-        self.changed.clear()
-        return True
+            has_changed = False
+        else:
+            has_changed = True
+            self.changed.clear()
+        await turns.resume()
+        return has_changed
 
 
 class Wakeups:

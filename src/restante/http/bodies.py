@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 
 from restante.errors import UploadTooSlow
+from restante.http import turns
 
 
 async def pieces(
@@ -16,6 +17,7 @@ async def pieces(
     ends_at = loop.time() + within_seconds
     while True:
         seconds = min(ends_at - loop.time(), idle_seconds)
+        turns.pause()
         try:
             # Only the wait for the sender counts as idle, not what the caller does with a piece.
             async with asyncio.timeout(seconds):
@@ -24,6 +26,7 @@ async def pieces(
             return
         except TimeoutError as error:
             raise _too_slow(seconds, within_seconds, idle_seconds) from error
+        await turns.resume()
         yield piece
 
 

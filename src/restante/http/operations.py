@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from restante.errors import BadRequest, MessageTooLarge, RestanteError, UploadTooSlow
+from restante.http import turns
 from restante.http.weights import Weight
 from restante.text import printable
 
@@ -110,12 +111,16 @@ async def _read(
     request: Request, max_bytes: int, idle: asyncio.Timeout, idle_seconds: float
 ) -> bytes:
     body, weight = bytearray(), Weight()
+    turns.pause()
     async for piece in request.stream():
+        await turns.resume()
         idle.reschedule(asyncio.get_running_loop().time() + idle_seconds)
         body += piece
         if len(body) > max_bytes:
             raise MessageTooLarge(f"This JSON body may have {max_bytes} bytes.", max=max_bytes)
         weight.add(piece)
+        turns.pause()
+    await turns.resume()
     return bytes(body)
 
 

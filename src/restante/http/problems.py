@@ -1,16 +1,19 @@
 """Decides the HTTP status and JSON body of every error; anything unknown is a bug."""
 
+import asyncio
 from collections.abc import Mapping
 
 import msgspec
 import structlog
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from restante import errors
+from restante.database import shares
 from restante.errors import RestanteError
+from restante.http import turns
 
 log = structlog.get_logger()
 
@@ -52,6 +55,8 @@ STATUS: Mapping[type[RestanteError], int] = {
     errors.WorkspaceUnreachable: 502,
 }
 
+_OUR_FAULT = 500  # and above
+
 _HTTP_CODES = {404: "no_such_route", 405: "method_not_allowed"}
 _HTTP_SENTENCES = {
     404: "There is nothing at this address.",
@@ -68,14 +73,25 @@ def json_response(
     )
 
 
-async def on_restante_error(_request: Request, error: Exception) -> Response:
+async def on_restante_error(request: HTTPConnection, error: Exception) -> Response:
     """The answer to an error that we raised on purpose: its sentence, its code, and its status."""
     assert isinstance(error, RestanteError)  # noqa: S101 - registered for this type
     status = STATUS.get(type(error), 500)
     if status >= 500:
         log.warning("request_failed", code=error.code, reason=str(error))
     body = {"error": str(error), "code": error.code} | error.facts
+    await _delay(request, status)
     return json_response(body, status, _headers(error))
+
+
+async def _delay(request: HTTPConnection, status: int) -> None:
+    """Hold a refusal back for a caller that gets many, unless it is not the caller's fault."""
+    if status < _OUR_FAULT:
+        turns.pause()
+        now, state = asyncio.get_running_loop().time(), request.app.state
+        if seconds := state.refusal_delays.next(shares.caller.get(), now=now):
+            state.metrics.requests.refusals_delayed.inc()
+            await asyncio.sleep(seconds)
 
 
 def _headers(error: RestanteError) -> dict[str, str]:
@@ -103,6 +119,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if status == 405:
         headers["Allow"] = _allowed(request)
+    await _delay(request, status)
     return json_response(body, status, headers)
 
 

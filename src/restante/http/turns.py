@@ -1,18 +1,19 @@
 """
 Fair turns on the event loop: nobody waits behind the many requests of somebody else.
 
-A request begins with a turn, and takes another for later pieces of a long body.  Callers get turns
-in rotation; the requests of one caller are first come, first served.  A turn ends with its request,
-or after a few milliseconds: a request that waits for something keeps nobody back.
+A request begins with a turn.  It pauses while it waits for its client, or for news, and takes the
+next turn to go on.  Callers get turns in rotation; the requests of one caller are first come, first
+served.  No turn is longer than a few milliseconds, whatever its request waits for.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-# The key of the ASGI scope that has a request's turn.
-TURN = "restante.turn"
+from restante.database import shares
 
 _AT_ONCE = 4
 _AT_ONCE_PER_CALLER = 2
@@ -106,8 +107,9 @@ class Turn:
         self._holder: Hashable | None = None  # the caller that it was given to
         self._timer: asyncio.TimerHandle | None = None
 
-    async def take(self, caller: Hashable | None) -> None:
-        """Go on, or wait for the next turn; the operator (None) never waits."""
+    async def take(self) -> None:
+        """Go on, or wait for the next turn of this caller; the operator never waits."""
+        caller = shares.caller.get()
         if caller is not None and self._holder is None:
             await self._turns.begin(caller)
             self._holder = caller
@@ -120,3 +122,30 @@ class Turn:
             self._turns.end(holder)
         if self._timer is not None:
             self._timer.cancel()
+
+
+_current: ContextVar[Turn | None] = ContextVar("turn", default=None)
+
+
+@contextmanager
+def one_request(turns: Turns) -> Iterator[None]:
+    """All that is done inside is one request; it has no turn yet."""
+    turn = Turn(turns)
+    before = _current.set(turn)
+    try:
+        yield
+    finally:
+        turn.end()
+        _current.reset(before)
+
+
+def pause() -> None:
+    """The request is about to wait: let others go on."""
+    if turn := _current.get():
+        turn.end()
+
+
+async def resume() -> None:
+    """The request goes on: wait for its turn, unless it has one."""
+    if turn := _current.get():
+        await turn.take()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from restante.http.networks import network_of
+from restante.http.refusal_delays import RefusalDelays
 from restante.server.metrics import ConnectionMetrics
 
 log = structlog.get_logger()
@@ -81,8 +82,11 @@ def limits_within_open_files(wanted: ConnectionLimits, *, pool_size: int) -> Con
 class Connections:
     """Counts connections, refuses those beyond the limits, and reports both."""
 
-    def __init__(self, limits: ConnectionLimits, metrics: ConnectionMetrics) -> None:
+    def __init__(
+        self, limits: ConnectionLimits, metrics: ConnectionMetrics, refusal_delays: RefusalDelays
+    ) -> None:
         self._limits = limits
+        self.refusal_delays = refusal_delays
         self._open = 0
         self._refused = 0  # open too, until their client has read the refusal
         self._is_nearly_full = False

@@ -21,6 +21,8 @@ from restante.workspaces import auth
 
 TAG = "health"
 
+PROBES = frozenset({"/health", "/ready", "/metrics"})
+
 # A probe that takes longer counts as failed anyway.
 _ANSWER_WITHIN_SECONDS = 2.0
 _BETWEEN_PROBES_SECONDS = 0.1

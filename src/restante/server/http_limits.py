@@ -202,8 +202,19 @@ class BoundedHttp(LingeringHttp):
             self._refuse(_TOO_LONG if has_all_headers else _MALFORMED)
 
     def _refuse(self, answer: bytes) -> None:
-        if not self.is_lingering:
-            self.transport.write(answer)
+        """Answer and close; a moment later, if this address gets many refusals."""
+        if self._is_over:
+            return
+        self._is_broken = True
+        self._stop_timer()
+        self.disconnect_handler()
+        delays, network = self._connections.refusal_delays, self._place and self._place.network
+        self.loop.call_later(delays.next(network, now=self.loop.time()), self._say, answer)
+
+    def _say(self, last: bytes) -> None:
+        """Send the last answer on this connection."""
+        if not self.transport.is_closing():
+            self.transport.write(last)
             self.linger()
 
     @property

@@ -8,6 +8,7 @@ reads.
 """
 
 import asyncio
+import weakref
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -38,16 +39,17 @@ class LingeringHttp(HttpToolsProtocol):
             )
             self.transport.write_eof()
             self.flow.resume_reading()
-            self._disconnect_handler()
+            self.disconnect_handler()
 
     def stop(self) -> None:
         """Read and send nothing more, and close a moment later."""
         if not self.is_lingering and not self.transport.is_closing():
             self._lingering = self.loop.call_later(_STOPPED_SECONDS, self.transport.abort)
             self.flow.pause_reading()
-            self._disconnect_handler()
+            self.disconnect_handler()
 
-    def _disconnect_handler(self) -> None:
+    def disconnect_handler(self) -> None:
+        """Whatever it sends from now on is discarded."""
         if self.cycle and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -83,12 +85,13 @@ class CycleTransport:
 
     def __init__(self, protocol: LingeringHttp, cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
-        self._cycle = cycle
+        self._cycle = weakref.ref(cycle)  # which refers to us
 
     @property
     def body_is_due(self) -> bool:
         """Whether the client is still sending the request."""
-        return self._cycle.more_body
+        cycle = self._cycle()
+        return cycle is not None and cycle.more_body
 
     def write(self, data: bytes) -> None:
         if not self._protocol.is_lingering:

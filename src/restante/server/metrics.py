@@ -89,6 +89,15 @@ class RequestMetrics:
             ["method", "path"],
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120),
         )
+        self.turn_wait_seconds = page.histogram(
+            "turn_wait_seconds",
+            "Time that requests wait for their first turn on the event loop.",
+            [],
+            buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
+        )
+        self.refusals_delayed = page.counter(
+            "refusals_delayed_total", "Refusals that were held back, for callers that get many."
+        )
         self.websocket_connections = page.gauge(
             "websocket_connections_active", "WebSockets that are open now."
         )

@@ -16,20 +16,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from restante.database import shares
 from restante.feed.events import TRANSPORT
+from restante.http import turns
 from restante.http.problems import on_bug, server_stopping
-from restante.http.refusal_delays import RefusalDelays
-from restante.http.turns import TURN, Turn
+from restante.server.health import PROBES
 
 log = structlog.get_logger()
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PROBE = "probe"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 # The client went away before an answer began; proxies use this number too.
 CLIENT_CLOSED_REQUEST = 499
-
-_FIRST_REFUSAL = 400
-_NOT_THEIR_FAULT = 503
 
 
 @dataclass(slots=True)
@@ -38,14 +36,12 @@ class _Answer:
 
     raw_send: Send
     request_id: str
-    refusal_delays: RefusalDelays
     transport: Any  # None if the server does not show it
     status: int = CLIENT_CLOSED_REQUEST
     has_begun: bool = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            await self._delay_refusal(message["status"])
             self.has_begun = True
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -53,11 +49,6 @@ class _Answer:
             if getattr(self.transport, "body_is_due", False):
                 headers["Connection"] = "close"  # the rest of the body is no next request
         await self.raw_send(message)
-
-    async def _delay_refusal(self, status: int) -> None:
-        if status >= _FIRST_REFUSAL and status != _NOT_THEIR_FAULT:
-            now = asyncio.get_running_loop().time()
-            await asyncio.sleep(self.refusal_delays.next(shares.caller.get(), now=now))
 
 
 class ObservedApp(Starlette):
@@ -75,22 +66,24 @@ class ObservedApp(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[TRANSPORT] = getattr(getattr(send, "__self__", None), "transport", None)
         caller = self.state.access.caller(HTTPConnection(scope))
-        shares.caller.set(caller)
-        turn = scope[TURN] = Turn(self.state.turns)
-        with self.state.concurrency.counted(scope):
-            try:
-                await turn.take(caller)
-                if scope["type"] == "http":
-                    await self._observe(scope, receive, send)
-                else:
-                    await super().__call__(scope, receive, send)
-            finally:
-                turn.end()
+        # Probes do not wait behind the other requests of their address, which may be a proxy's.
+        is_probe = caller is not None and scope["path"] in PROBES
+        shares.caller.set((_PROBE, caller) if is_probe else caller)
+        with self.state.concurrency.counted(scope), turns.one_request(self.state.turns):
+            if scope["type"] == "http":
+                await self._observe(scope, receive, send)
+            else:
+                await self._begin(scope, receive, send)
+
+    async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.state.metrics.requests.turn_wait_seconds.time():
+            await turns.resume()
+        await super().__call__(scope, receive, send)
 
     async def _observe(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        answer = _Answer(send, request_id, self.state.refusal_delays, scope[TRANSPORT])
+        answer = _Answer(send, request_id, scope[TRANSPORT])
         started = time.monotonic()
         with structlog.contextvars.bound_contextvars(request_id=answer.request_id):
             try:
@@ -119,7 +112,7 @@ class ObservedApp(Starlette):
         never looks complete.
         """
         try:
-            await super().__call__(scope, receive, answer.send)
+            await self._begin(scope, receive, answer.send)
         except ClientDisconnect:
             return
         except asyncio.CancelledError:

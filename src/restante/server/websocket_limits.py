@@ -59,6 +59,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def _shake_hands(self, request: bytes) -> None:
         super().data_received(request)
         if not self.handshake_initiated:
+            delays, network = self._connections.refusal_delays, self._place and self._place.network
+            self.loop.call_later(delays.next(network, now=self.loop.time()), self._refuse)
+
+    def _refuse(self) -> None:
+        if not self.transport.is_closing():
             self.transport.write(_NOT_UNDERSTOOD)
             self.transport.close()
 

@@ -89,6 +89,7 @@ def _collect_garbage_rarely() -> None:
 
     They skip what exists now, and most garbage is young: only one in 200 looks at everything.
     """
+    gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 200)
 
@@ -252,6 +253,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
     receiver = receiver_of(settings, db, wakeups, disk)
     metrics = Metrics(settings.metrics_namespace, subjects)
     metrics.listening_silent_seconds.set_function(wakeups.silent_seconds)
+    refusal_delays = RefusalDelays()
     limits = limits_within_open_files(
         ConnectionLimits(
             settings.max_connections,
@@ -262,14 +264,14 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
     )
     return Services(
         metrics=metrics,
-        connections=Connections(limits, metrics.connections),
+        connections=Connections(limits, metrics.connections, refusal_delays),
         readiness=Readiness(db, migrate.shipped()),
         db=db,
         disk=disk,
         json_pace=JsonPace(settings.json_idle_seconds, settings.json_seconds),
         access=access,
         turns=Turns(),
-        refusal_delays=RefusalDelays(),
+        refusal_delays=refusal_delays,
         concurrency=Concurrency(
             limits.per_workspace,
             on_refusal=metrics.connections.refused.labels("workspace").inc,

@@ -19,7 +19,7 @@ from restante.workspaces.rules import Workspace, is_token, token_hash, token_mat
 # Longer ones are not hashed; ours have 43 characters, and the operator chooses the admin's.
 _MAX_TOKEN = 4096
 
-_MAX_RECENT_TOKENS = 4096
+_MAX_RECENT_TOKENS = 65_536  # about 10 MB
 
 _REFUSED = "Send the token of this workspace as `Authorization: Bearer <token>`."
 _REFUSED_ADMIN = "Send the admin token as `Authorization: Bearer <token>`."

@@ -16,6 +16,7 @@ from restante.errors import (
     UploadTooSlow,
     WorkspaceUnreachable,
 )
+from restante.http import turns
 from restante.http.bodies import pieces
 from restante.http.disconnect import disconnected, while_connected
 from restante.workspaces.push import Answer, Push
@@ -143,6 +144,7 @@ class _Relay(Response):
         self._has_begun = False
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        turns.pause()
         try:
             await while_connected(self._relay(send), self._body.receive())
         except RestanteError:

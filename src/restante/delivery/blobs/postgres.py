@@ -1,6 +1,7 @@
 """Bytes as chunk rows in Postgres, in the bucket of their hour."""
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -15,6 +16,7 @@ queries = sql.load("restante.delivery")
 
 _QUICK_SECONDS = 0.1
 _MAX_AHEAD = 128  # 32 MiB in this process
+_MAX_AHEAD_OF_WORKSPACE = 32
 
 
 class PostgresBlobs:
@@ -22,7 +24,8 @@ class PostgresBlobs:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._ahead = 0  # chunks that were read before their clients have taken the ones before
+        # Chunks that were read before their clients have taken the ones before.
+        self._ahead = Counter[WorkspaceId]()
 
     async def put(
         self, workspace_id: WorkspaceId, bucket: datetime, chunks: Sequence[Chunk]
@@ -50,7 +53,7 @@ class PostgresBlobs:
         while seq <= last_chunk:
             until = min(seq + count, last_chunk + 1)
             wait = BEGUN_WAIT_SECONDS if has_begun else None
-            with self._reading_ahead(until - seq - 1):
+            with self._reading_ahead(upload.workspace_id, until - seq - 1):
                 chunks = await self._read(upload, range(seq, until), wait)
                 began_at = time.monotonic()
                 for chunk in chunks:
@@ -59,8 +62,8 @@ class PostgresBlobs:
                 return
             seq, has_begun = until, True
             is_quick = time.monotonic() - began_at < _QUICK_SECONDS
-            has_room = self._ahead + WINDOW_CHUNKS <= _MAX_AHEAD
-            count = min(count * 2, WINDOW_CHUNKS) if is_quick and has_room else 1
+            may_read_ahead = is_quick and self._has_room(upload.workspace_id)
+            count = min(count * 2, WINDOW_CHUNKS) if may_read_ahead else 1
 
     async def _read(
         self, upload: Upload, seqs: range, wait_seconds: float | None
@@ -71,10 +74,16 @@ class PostgresBlobs:
             rows = await connection.fetch(queries.read_chunks, *of_file, seqs.start, seqs.stop)
         return [row["bytes"] for row, seq in zip(rows, seqs, strict=False) if row["seq"] == seq]
 
+    def _has_room(self, workspace_id: WorkspaceId) -> bool:
+        of_workspace = self._ahead[workspace_id] + WINDOW_CHUNKS <= _MAX_AHEAD_OF_WORKSPACE
+        return of_workspace and self._ahead.total() + WINDOW_CHUNKS <= _MAX_AHEAD
+
     @contextmanager
-    def _reading_ahead(self, count: int) -> Iterator[None]:
-        self._ahead += count
+    def _reading_ahead(self, workspace_id: WorkspaceId, count: int) -> Iterator[None]:
+        self._ahead[workspace_id] += count
         try:
             yield
         finally:
-            self._ahead -= count
+            self._ahead[workspace_id] -= count
+            if not self._ahead[workspace_id]:
+                del self._ahead[workspace_id]

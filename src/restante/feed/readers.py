@@ -101,4 +101,5 @@ class Places:
 
     def pause_after(self, workspace_id: WorkspaceId, size: int) -> float:
         """How many seconds an answer waits after so many bytes, for the others of its workspace."""
-        return (self._taken[workspace_id] - 1) * size / _BYTES_PER_SECOND
+        taken = self._taken[workspace_id]
+        return taken * size / _BYTES_PER_SECOND if taken > 1 else 0.0
