@@ -1,11 +1,13 @@
 """Messages over HTTP: who may send them, which are accepted, and how they are stored."""
 
+import asyncio
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
-from callers import ADMIN, Caller, ask, bearer, registered
+from callers import ADMIN, Caller, ask, bearer, registered, request_head, wire_to
 from sites import Site, SiteFactory
+from waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -143,6 +145,26 @@ async def test_the_bytes_of_the_messages_of_one_sender_are_limited_per_minute(
     assert "bytes of messages" in refusal.json["error"]
     assert 1 <= int(refusal.headers["Retry-After"]) <= 60
     assert from_another.status == 200
+
+
+async def test_the_bytes_of_messages_count_as_they_arrive(run_site: SiteFactory):
+    """They wait in memory, and a sender may withhold the last one of each body."""
+    async with run_site(message_bytes_per_minute=1024 * 1024) as site, wire_to(site) as wire:
+        caller = await registered(site)
+        path = f"{caller.path}/a2a"
+        head = request_head("POST", path, token=caller.token, length=900_001)
+        await wire.send(head + b" " * 900_000)
+        await until(lambda: asyncio.sleep(0, bytes_left(caller) < 200_000))
+
+        refused = await caller.message({**HELLO, "params": {"text": "x" * 200_000}}, to=caller)
+        small = await caller.message(HELLO, to=caller)
+
+    assert (refused.status, refused.json["code"]) == (429, "too_many_messages")
+    assert small.status == 200
+
+
+def bytes_left(caller: Caller) -> float:
+    return caller.site.state.message_rate._bytes._filled(UUID(caller.id)).level
 
 
 async def test_the_messages_of_one_sender_are_limited_per_minute(run_site: SiteFactory):

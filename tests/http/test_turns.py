@@ -116,6 +116,7 @@ async def test_those_who_only_wait_keep_nobody_back():
         await asyncio.wait_for(module.resume(), 10)
     end.set()
     await asyncio.gather(*requests)
+    await settle()
 
     assert len(turns) == 0
 
@@ -134,6 +135,7 @@ async def test_a_turn_ends_when_its_request_takes_long(monkeypatch: pytest.Monke
     for turn in (waiting, other):
         turn.end()
         turn.end()
+    await settle()
 
     assert len(turns) == 0
 
@@ -146,6 +148,7 @@ async def test_a_request_has_one_turn_at_a_time():
     await turn.take()
     await turn.take()
     turn.end()
+    await settle()
 
     assert len(turns) == 0
 
@@ -158,6 +161,25 @@ async def test_the_operator_never_waits():
     await Turn(turns).take()
 
     turns.end("a workspace")
+    assert len(turns) == 0
+
+
+async def test_requests_that_never_wait_do_not_all_run_before_others():
+    """Each takes and ends its turn in one step of the event loop."""
+    turns, done = Turns(), list[str]()
+
+    async def request(caller: str) -> None:
+        shares.caller.set(caller)
+        with module.one_request(turns):
+            await module.resume()
+            done.append(caller)
+
+    flood = [asyncio.create_task(request("hostile")) for _ in range(300)]
+    quiet = asyncio.create_task(request("quiet"))
+    await asyncio.gather(*flood, quiet)
+    await settle()
+
+    assert done.index("quiet") < 20
     assert len(turns) == 0
 
 

@@ -58,3 +58,16 @@ def test_a_number_nobody_can_mean_is_refused_before_it_is_decoded(cuts: list[int
 
     with pytest.raises(BadRequest):
         weighed(f'{{"a": {longest}9}}'.encode(), cuts)
+
+
+@pytest.mark.parametrize("size", [1024, 1024 * 1024])
+def test_quotes_are_counted_before_they_are_looked_at(size: int):
+    """A body of quotes has hardly any values, and costs an object for each."""
+    body = b'"' * (4 * MAX_VALUES + 5)
+
+    with pytest.raises(MessageTooLarge):
+        weighed(body, list(range(0, len(body), size)))
+
+
+def test_a_body_of_strings_may_have_as_many_values_as_any_other():
+    weighed(json.dumps({str(number): str(number) for number in range(MAX_VALUES)}).encode(), [])

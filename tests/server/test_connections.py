@@ -1,9 +1,7 @@
 """Open connections are bounded: in total, for each address, and for each workspace."""
 
 import asyncio
-import gc
 import resource
-import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -22,7 +20,6 @@ from watchers import is_watched_by, watch
 
 from restante.http.refusal_delays import RefusalDelays
 from restante.server.connections import ConnectionLimits, Connections
-from restante.server.http_limits import BoundedHttp
 from restante.server.metrics import Metrics
 
 pytestmark = pytest.mark.anyio
@@ -309,22 +306,3 @@ async def test_a_server_without_open_files_left_recovers(server: Server):
 
 def open_files(server: Server) -> int:
     return sum(1 for _ in Path(f"/proc/{server.pid}/fd").iterdir())
-
-
-async def test_a_closed_connection_is_freed_without_a_collection(site: Site):
-    """Collections of everything are rare, because they stall the event loop."""
-    gc.collect()
-    gc.disable()
-    try:
-        async with wire_to(site) as wire:
-            await wire.send(HEALTH)
-            assert (await wire.answer()).status == 200
-            (protocol,) = (
-                weakref.ref(found)
-                for found in gc.get_objects()
-                if isinstance(found, BoundedHttp)
-                and found.transport.get_extra_info("peername")[1] == wire.ports[0]
-            )
-        await until(lambda: asyncio.sleep(0, protocol() is None))
-    finally:
-        gc.enable()

@@ -1,5 +1,9 @@
 """An answer arrives although its request is still being sent, and the connection then ends."""
 
+import asyncio
+import gc
+import weakref
+
 import pytest
 from attacks import MIB, assert_refused, pour
 from callers import (
@@ -15,6 +19,7 @@ from sites import Site
 from waiting import until
 
 from restante.server import lingering
+from restante.server.http_limits import BoundedHttp
 
 pytestmark = pytest.mark.anyio
 
@@ -115,3 +120,65 @@ async def is_cut_off(wire: Wire) -> bool:
     except ConnectionError:
         return True
     return False
+
+
+def test_all_connections_that_linger_are_read_at_one_pace():
+    pace, per_second = lingering.DiscardPace(), lingering._DISCARDED_BYTES_PER_SECOND
+
+    waits = [pace.next(per_second // 10, now=100) for _ in range(20)]
+
+    assert waits == pytest.approx([number / 10 for number in range(1, 21)])
+    assert pace.next(per_second, now=200) == pytest.approx(1)
+
+
+async def test_a_request_whose_client_has_gone_ends_although_another_was_pipelined(site: Site):
+    """Otherwise it waits to its end, and keeps one of the workspace's waiters."""
+    caller = await registered(site)
+    head = request_head("GET", f"{caller.path}/activity?wait=60", token=caller.token)
+    async with wire_to(site) as wire:
+        await wire.send(head + request_head("GET", "/health"))
+        await until(lambda: asyncio.sleep(0, len(site.state.wakeups._waiters) == 1))
+    await until(lambda: asyncio.sleep(0, not site.state.wakeups._waiters))
+
+
+HANDSHAKE = [
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+]
+LEFT_EARLY = {
+    "answered": request_head("GET", "/health"),
+    "in the head": b"GET /health HTTP/1.1\r\n",
+    "pipelined": request_head("GET", "/metrics") * 20,
+    "in a body that nobody reads": request_head("POST", "/nowhere", length=600_000)
+    + b"x" * 300_000,
+    "in a chunked body": request_head("POST", "/health", lines=["Transfer-Encoding: chunked"])
+    + chunked(b"x" * 100_000),
+    "broken": b"broken\r\n\r\n",
+    "after a WebSocket was refused": request_head("GET", "/workspaces/x/ws", lines=HANDSHAKE),
+    "after a broken handshake": request_head("GET", "/workspaces/x/ws", lines=HANDSHAKE[:2]),
+}
+
+
+@pytest.mark.parametrize("how", LEFT_EARLY)
+async def test_what_a_client_leaves_behind_is_freed_at_once(site: Site, how: str):
+    """Collections of everything are rare, because they stall the event loop."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with wire_to(site) as wire:
+            await wire.send(LEFT_EARLY[how])
+            await until(lambda: asyncio.sleep(0, bool(protocols_of(wire))))
+            left = protocols_of(wire)
+        await until(lambda: asyncio.sleep(0, not any(protocol() for protocol in left)))
+    finally:
+        gc.enable()
+
+
+def protocols_of(wire: Wire) -> "list[weakref.ref[BoundedHttp]]":
+    return [
+        weakref.ref(found)
+        for found in gc.get_objects()
+        if isinstance(found, BoundedHttp) and found.client and found.client[1] == wire.ports[0]
+    ]

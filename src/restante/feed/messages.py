@@ -1,6 +1,7 @@
 """Text messages, which share the feed with files."""
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -77,9 +78,8 @@ async def send(request: Request) -> Response:
         # Before the look-up: a wrong id costs as much as a message, so that ids cannot be probed.
         _rate(request).spend(sender)
     workspace = await auth.recipient(request)
-    body = await read_limited(request)
-    if sender:
-        _rate(request).spend_bytes(sender, len(body))
+    # Bytes are spent as they arrive: until the last one, they wait in memory.
+    body = await read_limited(request, on_bytes=partial(_rate(request).spend_bytes, sender))
     message = _message(body)
     if workspace.delivery_mode == "push":
         return relay.message(request, workspace, body, sender=sender)

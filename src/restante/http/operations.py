@@ -86,13 +86,28 @@ async def json_body(request: Request, shape: type[T], *, max_bytes: int = SMALL_
     return _decoded(await read_limited(request, max_bytes=max_bytes), shape)
 
 
-async def read_limited(request: Request, *, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """The whole body, within the limits of size, weight and time."""
+def _ignore(_size: int) -> None:
+    pass
+
+
+async def read_limited(
+    request: Request,
+    *,
+    max_bytes: int = MAX_JSON_BYTES,
+    on_bytes: Callable[[int], None] = _ignore,
+) -> bytes:
+    """
+    The whole body, within the limits of size, weight and time.
+
+    `on_bytes` is called with the size of each piece that arrives, and may refuse it.
+    """
     pace: JsonPace = request.app.state.json_pace
     idle = asyncio.timeout(pace.idle_seconds)
     try:
         async with asyncio.timeout(pace.total_seconds), idle:
-            return await _read(request, max_bytes, idle, pace.idle_seconds)
+            body = _Body(max_bytes, on_bytes)
+            await _read(request, body, idle, pace.idle_seconds)
+            return bytes(body.arrived)
     except TimeoutError as error:
         raise _too_slow(pace, stood_still=idle.expired()) from error
 
@@ -107,21 +122,33 @@ def _too_slow(pace: JsonPace, *, stood_still: bool) -> UploadTooSlow:
     )
 
 
-async def _read(
-    request: Request, max_bytes: int, idle: asyncio.Timeout, idle_seconds: float
-) -> bytes:
-    body, weight = bytearray(), Weight()
+class _Body:
+    """What has arrived of a body."""
+
+    def __init__(self, max_bytes: int, on_bytes: Callable[[int], None]) -> None:
+        self.arrived = bytearray()
+        self._weight = Weight()
+        self._max_bytes = max_bytes
+        self._on_bytes = on_bytes
+
+    def add(self, piece: bytes) -> None:
+        self._on_bytes(len(piece))
+        self.arrived += piece
+        if len(self.arrived) > self._max_bytes:
+            raise MessageTooLarge(
+                f"This JSON body may have {self._max_bytes} bytes.", max=self._max_bytes
+            )
+        self._weight.add(piece)
+
+
+async def _read(request: Request, body: _Body, idle: asyncio.Timeout, idle_seconds: float) -> None:
     turns.pause()
     async for piece in request.stream():
         await turns.resume()
         idle.reschedule(asyncio.get_running_loop().time() + idle_seconds)
-        body += piece
-        if len(body) > max_bytes:
-            raise MessageTooLarge(f"This JSON body may have {max_bytes} bytes.", max=max_bytes)
-        weight.add(piece)
+        body.add(piece)
         turns.pause()
     await turns.resume()
-    return bytes(body)
 
 
 def _decoded(body: bytes, shape: type[T]) -> T:

@@ -119,7 +119,8 @@ class Turn:
         """Let others go on; a turn ends once."""
         if self._holder is not None:
             holder, self._holder = self._holder, None
-            self._turns.end(holder)
+            # Not at once: requests that never wait would all run before anybody else could.
+            asyncio.get_running_loop().call_soon(self._turns.end, holder)
         if self._timer is not None:
             self._timer.cancel()
 

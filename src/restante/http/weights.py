@@ -11,6 +11,7 @@ from restante.errors import BadRequest, MessageTooLarge
 MAX_VALUES = 25_000
 MAX_DIGITS = 309  # the largest float has so many; long integers are decoded in quadratic time
 
+_MAX_QUOTES = 4 * (MAX_VALUES + 1)  # each value may be a string, and have a name
 _VALUES = (b",", b"[", b"{")  # each is followed by a value or by the end of an empty container
 _TOO_MANY_DIGITS = b"0" * (MAX_DIGITS + 1)
 _AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
@@ -21,6 +22,7 @@ class Weight:
 
     def __init__(self) -> None:
         self._values = 0
+        self._quotes = 0
         self._in_string = False
         self._backslash = b""  # one at the end of a piece escapes the next piece's first byte
         self._last_outside = b""  # a number may be cut by the end of a piece
@@ -30,9 +32,7 @@ class Weight:
         outside = self._outside_of_strings(piece)
         self._values += sum(outside.count(mark) for mark in _VALUES)
         if self._values > MAX_VALUES:
-            raise MessageTooLarge(
-                f"A JSON body may have {MAX_VALUES} values.", max_values=MAX_VALUES
-            )
+            raise _too_many_values()
         numbers = (self._last_outside + outside).translate(_AS_ZEROS)
         if _TOO_MANY_DIGITS in numbers:
             raise BadRequest(f"The body has a number of more than {MAX_DIGITS} digits.")
@@ -41,7 +41,14 @@ class Weight:
     def _outside_of_strings(self, piece: bytes) -> bytes:
         unescaped = (self._backslash + piece).replace(rb"\\", b"").replace(rb"\"", b"")
         self._backslash = b"\\" if unescaped.endswith(b"\\") else b""
+        self._quotes += unescaped.count(b'"')
+        if self._quotes > _MAX_QUOTES:  # before it is split: each costs an object
+            raise _too_many_values()
         between_quotes = unescaped.split(b'"')
         outside = between_quotes[1 if self._in_string else 0 :: 2]
         self._in_string ^= len(between_quotes) % 2 == 0
         return b"".join(outside)
+
+
+def _too_many_values() -> MessageTooLarge:
+    return MessageTooLarge(f"A JSON body may have {MAX_VALUES} values.", max_values=MAX_VALUES)

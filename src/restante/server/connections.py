@@ -14,6 +14,7 @@ import structlog
 
 from restante.http.networks import network_of
 from restante.http.refusal_delays import RefusalDelays
+from restante.server.lingering import DiscardPace
 from restante.server.metrics import ConnectionMetrics
 
 log = structlog.get_logger()
@@ -87,6 +88,7 @@ class Connections:
     ) -> None:
         self._limits = limits
         self.refusal_delays = refusal_delays
+        self.discard_pace = DiscardPace()
         self._open = 0
         self._refused = 0  # open too, until their client has read the refusal
         self._is_nearly_full = False

@@ -62,7 +62,7 @@ class BoundedHttp(LingeringHttp):
     """Uvicorn's protocol, which by itself accepts heads and trailers of any length."""
 
     def __init__(self, *args: Any, connections: Connections, **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, discard_pace=connections.discard_pace, **options)
         self._connections = connections
         self._place: Place | None = None
         self._is_in_head = True
@@ -88,6 +88,7 @@ class BoundedHttp(LingeringHttp):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._held = b""
         if self._place:
             self._place.leave()
         super().connection_lost(exc)
@@ -188,6 +189,7 @@ class BoundedHttp(LingeringHttp):
         upgraded = self.transport.get_protocol()
         assert isinstance(upgraded, BoundedWebSocket)  # noqa: S101 - as the listener has configured
         upgraded.take_place(self._place)
+        self.break_circles()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
         if self._trailers > _MAX_TRAILERS:

@@ -9,7 +9,10 @@ reads.
 
 import asyncio
 import weakref
+from contextlib import suppress
+from typing import Any
 
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 # A client that connects again as soon as it is cut off would otherwise cost more than any other.
@@ -20,11 +23,32 @@ MAX_LINGER_BYTES = 128 * 1024 * 1024
 MAX_LINGER_SECONDS = 30.0
 
 
+# Of all connections together.  It is more than a refused upload needs, and little for a processor.
+_DISCARDED_BYTES_PER_SECOND = 64 * 1024 * 1024
+
+
+class DiscardPace:
+    """How fast all connections that linger are read."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def next(self, size: int, *, now: float) -> float:
+        """How many seconds a connection waits that has just discarded so much."""
+        self._due = max(self._due, now) + size / _DISCARDED_BYTES_PER_SECOND
+        return self._due - now
+
+
 class LingeringHttp(HttpToolsProtocol):
     """Uvicorn's protocol, which by itself closes at once, or discards a body without an end."""
 
     _lingering: asyncio.TimerHandle | None = None
     _bytes_left = 0  # that are discarded before the connection is cut off
+    _running: RequestResponseCycle | None = None  # `cycle` is the one that was parsed last
+
+    def __init__(self, *args: Any, discard_pace: DiscardPace, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._discard_pace = discard_pace
 
     @property
     def is_lingering(self) -> bool:
@@ -37,7 +61,8 @@ class LingeringHttp(HttpToolsProtocol):
             self._lingering = self.loop.call_later(
                 max_seconds or MAX_LINGER_SECONDS, self.transport.abort
             )
-            self.transport.write_eof()
+            with suppress(OSError):  # the client has closed already
+                self.transport.write_eof()
             self.flow.resume_reading()
             self.disconnect_handler()
 
@@ -49,10 +74,16 @@ class LingeringHttp(HttpToolsProtocol):
             self.disconnect_handler()
 
     def disconnect_handler(self) -> None:
-        """Whatever it sends from now on is discarded."""
-        if self.cycle and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        """Whatever it sends from now on is discarded, and no pipelined request begins."""
+        self.pipeline.clear()
+        for cycle in (self._running, self.cycle):
+            if cycle and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_headers_complete(self) -> None:
         before = self.cycle
@@ -71,13 +102,26 @@ class LingeringHttp(HttpToolsProtocol):
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
             self.transport.abort()
+            return
+        self.flow.pause_reading()
+        seconds = self._discard_pace.next(len(data), now=self.loop.time())
+        self.loop.call_later(seconds, self._discard_more)
+
+    def _discard_more(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._lingering is not None:
             self._lingering.cancel()
+        self.disconnect_handler()
         super().connection_lost(exc)
-        # A reference in a circle would keep both until they are collected.
-        self.cycle = None  # pyright: ignore[reportAttributeAccessIssue] - uvicorn sets None too
+        self.break_circles()
+
+    def break_circles(self) -> None:
+        """Be freed now, with the bodies that nobody has read, and not by a later collection."""
+        self.parser = None  # pyright: ignore[reportAttributeAccessIssue] - as uvicorn does
+        self.cycle = self.scope = self._running = None  # pyright: ignore[reportAttributeAccessIssue] - uvicorn begins with None too
 
 
 class CycleTransport:
@@ -94,7 +138,7 @@ class CycleTransport:
         return cycle is not None and cycle.more_body
 
     def write(self, data: bytes) -> None:
-        if not self._protocol.is_lingering:
+        if not self._protocol.is_lingering and not self.is_closing():
             self._protocol.transport.write(data)
 
     def is_closing(self) -> bool:

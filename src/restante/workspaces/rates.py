@@ -31,9 +31,10 @@ class Rate:
         """Count a message; raises TooManyMessages with the seconds until the next one."""
         self._messages.spend(sender, 1)
 
-    def spend_bytes(self, sender: UUID, size: int) -> None:
-        """Count the bytes of a message; raises TooManyMessages."""
-        self._bytes.spend(sender, size)
+    def spend_bytes(self, sender: UUID | None, size: int) -> None:
+        """Count bytes of a message; raises TooManyMessages.  The operator (None) has no limit."""
+        if sender is not None:
+            self._bytes.spend(sender, size)
 
 
 class Allowance:
