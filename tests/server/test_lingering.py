@@ -157,7 +157,6 @@ LEFT_EARLY = {
     + chunked(b"x" * 100_000),
     "broken": b"broken\r\n\r\n",
     "after a WebSocket was refused": request_head("GET", "/workspaces/x/ws", lines=HANDSHAKE),
-    "after a broken handshake": request_head("GET", "/workspaces/x/ws", lines=HANDSHAKE[:2]),
 }
 
 

@@ -47,7 +47,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self._place:
             self._place.leave()
         super().connection_lost(exc)
-        self.conn.handshake_exc = None  # its traceback refers to us
 
     def data_received(self, data: bytes) -> None:
         if not self.handshake_initiated:
