@@ -34,7 +34,7 @@ _AFTERWARDS_SECONDS = 0.5
 
 
 class Trace:
-    """Notes every function of ours that is called in this thread, but by tasks of before."""
+    """Notes every function of ours that is called in this thread, except by earlier tasks."""
 
     def __init__(self) -> None:
         self.calls = Counter[tuple[str, str]]()

@@ -158,6 +158,18 @@ async def test_a_workspace_has_a_few_places_for_large_answers_and_others_have_th
     assert not places._taken
 
 
+def test_several_large_answers_of_a_workspace_share_a_rate_and_one_alone_has_none():
+    places, workspace_id = Places(3), WorkspaceId(UUID(int=1))
+
+    with places.place(workspace_id):
+        alone = places.pause_after(workspace_id, MIB)
+        with places.place(workspace_id):
+            together = places.pause_after(workspace_id, MIB)
+
+    assert alone == 0
+    assert together == pytest.approx(2 / 64)
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_watcher_waits_for_a_place_and_then_gets_every_row(caller: Caller, way: str):
     feed = caller.site.state.feed

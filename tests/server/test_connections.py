@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 from attacks import assert_refused
-from callers import ADMIN, Answer, Caller, Wire, ask, registered, request_head, wire_to
+from callers import ADMIN, Answer, Caller, Part, Wire, ask, registered, request_head, wire_to
 from hypothesis import given, strategies as st
 from processes import Server, wait_until
 from sites import Site, SiteFactory
@@ -19,6 +19,7 @@ from waiting import until
 from watchers import is_watched_by, watch
 
 from restante.http.refusal_delays import RefusalDelays
+from restante.server import http_limits
 from restante.server.connections import ConnectionLimits, Connections
 from restante.server.metrics import Metrics
 
@@ -306,3 +307,44 @@ async def test_a_server_without_open_files_left_recovers(server: Server):
 
 def open_files(server: Server) -> int:
     return sum(1 for _ in Path(f"/proc/{server.pid}/fd").iterdir())
+
+
+async def test_a_connection_is_not_refused_at_once(
+    run_site: SiteFactory, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever connects again without a pause would cost more than the others."""
+    monkeypatch.setattr(http_limits, "_REFUSED_SECONDS", 1000)
+    async with (
+        run_site(max_connections=16, max_connections_per_address=1) as site,
+        wire_to(site),
+        wire_to(site) as refused,
+    ):
+        await until(lambda: asyncio.sleep(0, waiting_for_refusal(site) == 1))
+        await refused.send(HEALTH)
+        async with wire_to(site, source="127.0.0.2") as other:
+            assert (await health(other)).status == 200
+        assert waiting_for_refusal(site) == 1
+
+
+@pytest.mark.parametrize("pool_size", [2, 8])
+async def test_a_workspace_gets_all_of_its_answers_with_a_small_pool(
+    run_site: SiteFactory, pool_size: int
+):
+    """Its share is one connection, or two; no request holds one while it waits for another."""
+    async with run_site(pool_size=pool_size, acquire_timeout_seconds=20) as site:
+        workspace = await registered(site)
+
+        async def deliver() -> list[int]:
+            (file_id,) = await workspace.staged(Part())
+            return [
+                (await workspace.fetch(file_id)).status,
+                (await workspace.ack(file_id)).status,
+                (
+                    await workspace.message({"method": "message/send", "params": {}}, to=workspace)
+                ).status,
+                (await workspace.read_feed(wait=1)).status,
+            ]
+
+        answers = await asyncio.gather(*(deliver() for _ in range(10)))
+
+    assert answers == [[200] * 4] * 10

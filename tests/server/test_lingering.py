@@ -181,3 +181,22 @@ def protocols_of(wire: Wire) -> "list[weakref.ref[BoundedHttp]]":
         for found in gc.get_objects()
         if isinstance(found, BoundedHttp) and found.client and found.client[1] == wire.ports[0]
     ]
+
+
+async def test_a_client_that_is_cut_off_is_closed_a_moment_later(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    """Otherwise it comes back at once, and costs more than any other."""
+    monkeypatch.setattr(lingering, "_STOPPED_SECONDS", 1000)
+    caller = await registered(site)
+    head = request_head(
+        "POST", f"{caller.path}/a2a", token=caller.token, lines=["Transfer-Encoding: chunked"]
+    )
+    cut_off = site.state.metrics.connections.cut_off.labels("long_request")._value
+    async with wire_to(site) as wire:
+        await wire.send(head + chunked(b"{}") + b"0\r\n" + b"a: b\r\n" * 100)
+        await until(lambda: asyncio.sleep(0, cut_off.get() == 1))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await wire.rest()
+        await until(lambda: asyncio.sleep(0, not site.state.concurrency._running))

@@ -55,13 +55,12 @@ queries = sql.load("restante.database")
 # While the database stays read-only, each failed write would replace every connection.
 _DOUBT_SECONDS = 1.0
 
-# One caller gets at most this part of the connections; of a small pool, two.
-_CALLERS_AT_LEAST = 8
+_SHARES = 8
 
 
 def share_of(pool_size: int) -> int:
-    """How many connections one caller uses at once."""
-    return max(min(2, pool_size // 2), pool_size // _CALLERS_AT_LEAST)
+    """How many connections one caller uses at once: an eighth, but two of a small pool."""
+    return max(min(2, pool_size // 2), pool_size // _SHARES)
 
 
 class Database:

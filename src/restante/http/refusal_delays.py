@@ -26,7 +26,7 @@ class RefusalDelays:
             return 0.0
         earliest = now - _AT_ONCE / _PER_SECOND
         due = max(self._due.get(caller, earliest), earliest) + 1 / _PER_SECOND
-        # Without an order, or those who came at once would all be answered at once.
+        # Random, so that clients that were refused together do not come back together.
         latest = now + random.uniform(_MAX_SECONDS / 2, _MAX_SECONDS)  # noqa: S311 - not a secret
         self._due[caller] = min(due, now + _MAX_SECONDS)
         if len(self._due) > _MAX_CALLERS:

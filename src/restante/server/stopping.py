@@ -20,17 +20,17 @@ def stop_serving(http: HttpServer, web: Starlette) -> None:
 
 
 class StopOnSignal:
-    """During startup, a signal cancels that; later it calls what was set."""
+    """A signal cancels the current task, or calls the action that was set since."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - we are called from a coroutine
-        self.call(task.cancel)
+        self.on_signal(task.cancel)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
 
-    def call(self, action: Callable[[], object]) -> None:
-        """Do this when a signal comes, and nothing else."""
+    def on_signal(self, action: Callable[[], object]) -> None:
+        """Set what a signal does."""
         self._action = action
 
     def _stop(self) -> None:

@@ -79,7 +79,7 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
             ready = Ready(address_of(listening, settings.host), token_file)
             http = http_server(settings, web, on_ready=lambda: announce(ready))
             _collect_garbage_rarely()
-            stop.call(partial(stop_serving, http, web))
+            stop.on_signal(partial(stop_serving, http, web))
             await http.serve(sockets=[listening])
 
 
