@@ -30,7 +30,7 @@ from restante.database.sessions import (
     driver_options,
 )
 from restante.database.shares import Shares
-from restante.errors import DatabaseReadOnly, DatabaseUnavailable, RestanteError
+from restante.errors import DatabaseFull, DatabaseReadOnly, DatabaseUnavailable, RestanteError
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -83,7 +83,7 @@ class Database:
         acquire_timeout_seconds: float,
         statement_timeout_seconds: float,
     ) -> "Database":
-        """Connect; raises DatabaseUnavailable, DatabaseTooOld or PoolerUnusable."""
+        """Connect; raises DatabaseUnavailable, DatabaseFull, DatabaseTooOld or PoolerUnusable."""
         set_up = SetUp(statement_timeout_seconds, is_pooled=await sessions.is_pooled(dsn))
         options = driver_options(statement_timeout_seconds)
         with unreachable_translated():
@@ -126,12 +126,15 @@ class Database:
                 f"No database connection became free within {seconds:g} s."
             ) from error
         except driver_errors.CONNECTING as error:
+            if driver_errors.is_disk_full(error):
+                self.disk_full_at = time.monotonic()
+                raise DatabaseFull("The database has no space left for a session.") from error
             raise DatabaseUnavailable(f"The database does not answer: {reason(error)}.") from error
         try:
             with translated():
                 yield connection
         except RestanteError as error:
-            if isinstance(error.__cause__, asyncpg.DiskFullError):
+            if driver_errors.is_disk_full(error.__cause__):
                 self.disk_full_at = time.monotonic()
             if driver_errors.casts_doubt(error):
                 await self.replace_connections()
