@@ -17,7 +17,6 @@ from restante.database import driver_errors, shares, sql
 from restante.database.pool import Connection, Database
 from restante.database.sessions import Backend, Session
 from restante.errors import (
-    DatabaseFull,
     DatabaseReadOnly,
     DatabaseUnavailable,
     OutcomeUnknown,
@@ -38,14 +37,7 @@ _LOOK_SECONDS = 10.0
 _ONE_LOOK_SECONDS = 3.0
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
-_NOT_YET = (
-    DatabaseFull,
-    DatabaseReadOnly,
-    DatabaseUnavailable,
-    StatementTimedOut,
-    TableBusy,
-    TimeoutError,
-)
+_NOT_YET = (DatabaseReadOnly, DatabaseUnavailable, StatementTimedOut, TableBusy, TimeoutError)
 
 
 async def decided(

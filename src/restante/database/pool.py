@@ -30,7 +30,7 @@ from restante.database.sessions import (
     driver_options,
 )
 from restante.database.shares import Shares
-from restante.errors import DatabaseFull, DatabaseReadOnly, DatabaseUnavailable, RestanteError
+from restante.errors import DatabaseReadOnly, DatabaseUnavailable, RestanteError
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -126,16 +126,13 @@ class Database:
                 f"No database connection became free within {seconds:g} s."
             ) from error
         except driver_errors.CONNECTING as error:
-            if driver_errors.is_disk_full(error):
-                self.disk_full_at = time.monotonic()
-                raise DatabaseFull("The database has no space left for a session.") from error
+            self._note_full_disk(error)
             raise DatabaseUnavailable(f"The database does not answer: {reason(error)}.") from error
         try:
             with translated():
                 yield connection
         except RestanteError as error:
-            if driver_errors.is_disk_full(error.__cause__):
-                self.disk_full_at = time.monotonic()
+            self._note_full_disk(error.__cause__)
             if driver_errors.casts_doubt(error):
                 await self.replace_connections()
             raise
@@ -143,6 +140,10 @@ class Database:
             # The pool terminates a connection that cannot be released in time.
             with suppress(*BROKEN):
                 await self._pool.release(connection, timeout=CLOSE_SECONDS)
+
+    def _note_full_disk(self, error: BaseException | None) -> None:
+        if driver_errors.is_disk_full(error):
+            self.disk_full_at = time.monotonic()
 
     async def replace_connections(self) -> None:
         """Replace every connection before its next use; at most once a second."""
