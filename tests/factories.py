@@ -167,13 +167,7 @@ class Parts:
     async def reopen(self, workspace_id: WorkspaceId, file_id: FileId) -> None:
         """Reopen a file that was acknowledged in the last hour."""
         await acknowledge.reopen(
-            self.db,
-            self.wakeups,
-            workspace_id,
-            file_id,
-            ack_retention=HOUR,
-            limits=self.receiver.limits,
-            now=datetime.now(UTC),
+            self.receiver, workspace_id, file_id, ack_retention=HOUR, now=datetime.now(UTC)
         )
 
 

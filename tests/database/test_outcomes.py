@@ -156,7 +156,7 @@ WRITES = {
     "upload_with_key": Write(CONTENT, _upload_with_key, has_one_row),
     "message": Write(b"insert into feed (id", _message, has_one_row),
     "ack": Write(b"with seen as", _ack, has_nothing_waiting),
-    "reopen": Write(b"with reopened as", _reopen, has_two_rows),
+    "reopen": Write(b"first_acked_at = coalesce", _reopen, has_two_rows),
     "register": Write(CONTENT, _register, is_token, after=0),
     "reissue": Write(b"set token_hash", _reissue, is_token, after=2),
     "revoke": Write(b"set token_hash", _revoke, is_refused),

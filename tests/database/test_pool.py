@@ -10,10 +10,11 @@ import pytest
 from links import Link
 from waiting import until
 
-from restante.database import locks
+from restante.database import driver_errors, locks
 from restante.database.pool import SEARCH_PATH, Database, Tx, dedicated
 from restante.errors import (
     CodeTooOld,
+    DatabaseFull,
     DatabaseReadOnly,
     DatabaseUnavailable,
     StatementTimedOut,
@@ -288,6 +289,24 @@ async def test_the_error_for_an_unreachable_database_has_no_password(dsn: str):
             acquire_timeout_seconds=1,
             statement_timeout_seconds=1,
         )
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        asyncpg.InternalServerError("could not write init file: No space left on device"),
+        asyncpg.DiskFullError('could not extend file "base/5/1259": No space left on device'),
+    ],
+)
+def test_a_full_disk_is_named_when_postgres_accepts_no_session(refusal: Exception):
+    """The operator must not look for the fault in the address."""
+    with (
+        pytest.raises(DatabaseFull, match=r"No space left on device\. Free space on its disk\."),
+        driver_errors.unreachable_translated(),
+    ):
+        raise refusal
+
+    assert isinstance(driver_errors.translation(refusal), DatabaseFull)
 
 
 async def test_a_lock_has_one_holder_at_a_time(connections: Callable[[], Any]):

@@ -8,7 +8,17 @@ from uuid import uuid4
 
 import pytest
 import structlog
-from factories import DAY, HOUR, NOW, Content, Parts, make_upload, make_workspace, sweep_uploads
+from factories import (
+    DAY,
+    HOUR,
+    NOW,
+    Content,
+    Parts,
+    make_parts,
+    make_upload,
+    make_workspace,
+    sweep_uploads,
+)
 from msgspec import UNSET
 
 from restante import wire
@@ -16,7 +26,7 @@ from restante.database.pool import Database
 from restante.delivery import acknowledge, fetch, store
 from restante.delivery.admin import UploadAdmin
 from restante.errors import FeedFull, RestanteError, UploadGone, WorkspaceUnknown
-from restante.feed.rules import UNLIMITED, WriteLimits
+from restante.feed.rules import WriteLimits
 from restante.ids import FileId, WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +36,7 @@ MOMENT = timedelta(microseconds=1)
 
 @pytest.fixture
 def admin(parts: Parts) -> UploadAdmin:
-    return UploadAdmin(parts.db, parts.wakeups, limits=UNLIMITED, ack_retention=HOUR)
+    return UploadAdmin(parts.receiver, ack_retention=HOUR)
 
 
 async def make_acked(connection: Any, workspace_id: WorkspaceId) -> FileId:
@@ -174,7 +184,7 @@ async def test_the_operator_cannot_reopen_a_file_into_a_full_feed(
     parts: Parts, connection: Any, workspace_id: WorkspaceId
 ):
     limits = WriteLimits(max_written_bytes=10**6, max_feed_bytes=600)
-    admin = UploadAdmin(parts.db, parts.wakeups, limits=limits, ack_retention=HOUR)
+    admin = UploadAdmin(make_parts(parts.db, limits=limits).receiver, ack_retention=HOUR)
     file_id = await make_acked(connection, workspace_id)
 
     with pytest.raises(FeedFull):

@@ -1,20 +1,27 @@
 """A workspace that acknowledged a file and lost it can reopen it while the file is kept."""
 
+import random
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
+from unittest.mock import ANY
 from uuid import uuid4
 
 import pytest
 from callers import ADMIN, Answer, Caller, Part, ask, pattern, registered
-from factories import Counters, counters
+from factories import HOUR, NOW, Counters, Parts, counters, make_upload, sweep_uploads
 from sites import SiteFactory
 from sweeps import grow_older, put_back_acks
 
 from restante.database.pool import Connection
+from restante.delivery import acknowledge
+from restante.errors import UploadGone
 from restante.ids import WorkspaceId, as_uuid
 
 pytestmark = pytest.mark.anyio
 
 CONTENT = pattern(700_001)
+MOMENT = timedelta(seconds=1)
 
 
 @pytest.fixture
@@ -98,6 +105,58 @@ async def test_a_reopened_file_is_kept_for_the_retention_even_if_its_ttl_is_over
 
     assert (await caller.fetch(acked)).body == CONTENT
     assert await connection.fetchval("select expires_at > now() + interval '50 min' from uploads")
+
+
+async def test_a_file_that_exceeds_the_quota_waits_for_one_retention_only(
+    run_site: SiteFactory, connection: Any
+):
+    """Else a workspace could have several times its quota waiting, for as long as files live."""
+    async with run_site(workspace_max_files=1) as site:
+        caller = await registered(site)
+        (file_id,) = await caller.staged()
+        await caller.ack(file_id)
+        await caller.staged()
+
+        assert (await reopen(caller, file_id)).status == 200
+
+    left = await connection.fetchval(
+        "select expires_at - now() from uploads where file_id = $1", file_id
+    )
+    assert timedelta(minutes=50) < left <= HOUR
+
+
+async def test_a_file_within_the_quota_expires_when_it_would_have(
+    caller: Caller, acked: str, connection: Any
+):
+    before = await connection.fetchval("select expires_at from uploads")
+
+    await reopen(caller, acked)
+
+    assert await connection.fetchval("select expires_at from uploads") == before
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_file_is_gone_by_a_fixed_time_however_often_it_is_acknowledged_and_reopened(
+    parts: Parts, connection: Any, workspace_id: WorkspaceId, seed: int
+):
+    """A workspace that does so in turns would keep many times its quota for ever."""
+    chance, now, first_acked_at = random.Random(seed), NOW, None
+    file_id = await make_upload(connection, workspace_id, expires_at=NOW + 2 * HOUR)
+
+    while now < NOW + 8 * HOUR:
+        now += chance.random() * HOUR / 4
+        with suppress(UploadGone):
+            if chance.random() < 0.5:
+                await acknowledge.acknowledge(parts.db, workspace_id, file_id, now=now)
+                first_acked_at = first_acked_at or now
+            else:
+                await acknowledge.reopen(
+                    parts.receiver, workspace_id, file_id, ack_retention=HOUR, now=now
+                )
+
+    gone_by = max(NOW + 2 * HOUR, (first_acked_at or NOW) + 2 * HOUR)
+    assert await sweep_uploads(connection, now=gone_by + MOMENT) != {}
+    assert await counters(connection, workspace_id) == Counters(ANY, 0, 0)
 
 
 async def assert_gone(caller: Caller, file_id: str, connection: Connection) -> None:

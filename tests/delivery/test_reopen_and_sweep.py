@@ -7,6 +7,7 @@ import pytest
 from factories import (
     HOUR,
     NOW,
+    ROOMY,
     Content,
     Counters,
     Parts,
@@ -50,6 +51,7 @@ async def test_a_reopening_that_is_not_committed_yet_wins_over_the_sweep(
         now=NOW,
         acked_since=NOW - HOUR,
         expires_at=NOW + 9 * HOUR,
+        quota=ROOMY,
     )
 
     meanwhile = await sweep_uploads(connection, now=NOW + 2 * HOUR)

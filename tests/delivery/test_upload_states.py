@@ -10,6 +10,7 @@ from factories import (
     DAY,
     HOUR,
     NOW,
+    ROOMY,
     Content,
     Counters,
     counters,
@@ -109,6 +110,7 @@ async def test_a_fetched_upload_is_listed_as_never_fetched_only_after_it_was_reo
         now=NOW,
         acked_since=NOW - HOUR,
         expires_at=NOW + HOUR,
+        quota=ROOMY,
     )
 
     assert before == []

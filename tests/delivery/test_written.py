@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from callers import ADMIN, Caller, Part, ask, pattern, registered
 from factories import (
-    HOUR,
     NOW,
     Content,
     Counters,
@@ -22,7 +21,8 @@ from factories import (
     make_upload,
 )
 from sites import SiteFactory
-from sweeps import make_old_feed, make_sweep
+from sweeps import is_waited_for, make_old_feed, make_sweep
+from waiting import until
 
 from restante.database.pool import Database
 from restante.delivery import acknowledge, store
@@ -31,7 +31,7 @@ from restante.delivery.rules import MIB
 from restante.delivery.store import FILE_BYTES
 from restante.errors import FeedFull, TableBusy, TooMuchWritten
 from restante.feed import store as feed
-from restante.feed.rules import UNLIMITED, WriteLimits
+from restante.feed.rules import WriteLimits
 from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -473,24 +473,61 @@ async def test_a_file_cannot_be_reopened_into_a_full_feed(
     limits = WriteLimits(max_written_bytes=MIB, max_feed_bytes=2000)
     file_id = await make_upload(connection, workspace_id)
 
-    async def reopen(limits: WriteLimits) -> None:
+    async def reopen(parts: Parts) -> None:
         await acknowledge.acknowledge(db, workspace_id, file_id, now=NOW)
-        await acknowledge.reopen(
-            db, parts.wakeups, workspace_id, file_id, ack_retention=HOUR, limits=limits, now=NOW
-        )
+        await parts.reopen(workspace_id, file_id)
 
     with pytest.raises(FeedFull):
-        await repeat(lambda: reopen(limits))
-    await reopen(UNLIMITED)
+        await repeat(lambda: reopen(make_parts(db, limits=limits)))
+    await reopen(parts)
 
     counted, kept = await feed_bytes(connection, workspace_id)
     assert counted == kept
 
 
+async def test_acknowledging_and_reopening_in_turns_uses_up_the_hour(
+    db: Database, connection: Any, workspace_id: WorkspaceId
+):
+    parts = make_parts(db, limits=WriteLimits(max_written_bytes=8 * KIB, max_feed_bytes=MIB))
+    file_id = await make_upload(connection, workspace_id)
+
+    async def reopen() -> None:
+        await acknowledge.acknowledge(db, workspace_id, file_id, now=NOW)
+        await parts.reopen(workspace_id, file_id)
+
+    with pytest.raises(TooMuchWritten):
+        await repeat(reopen)
+
+    assert await written(connection, workspace_id) <= 8 * KIB
+
+
+async def test_the_limits_of_a_reopening_are_checked_with_the_counters_locked(
+    db: Database, connection: Any, workspace_id: WorkspaceId, connections: Any
+):
+    """Another row is committed while it waits, and takes the last room."""
+    file_id = await make_upload(connection, workspace_id)
+    await acknowledge.acknowledge(db, workspace_id, file_id, now=NOW)
+    room = 2 * (await feed_bytes(connection, workspace_id))[0]
+    parts = make_parts(db, limits=WriteLimits(max_written_bytes=MIB, max_feed_bytes=room))
+    writer = await connections()
+    writing = writer.transaction()
+    await writing.start()
+    await feed.append(writer, workspace_id, make_message(), now=NOW)
+    reopening = asyncio.create_task(parts.reopen(workspace_id, file_id))
+    await until(lambda: is_waited_for(writer))
+
+    await writing.commit()
+
+    with pytest.raises(FeedFull):
+        await reopening
+    assert (await feed_bytes(connection, workspace_id))[0] <= room
+    assert await counters(connection, workspace_id) == Counters(2, 0, 0)
+
+
 async def test_a_reopened_file_counts_as_written_in_the_hour_and_in_total(
     db: Database, parts: Parts, connection: Any, workspace_id: WorkspaceId
 ):
-    """Its announcement is a row like any other."""
+    """Its announcement is a row like any other, and its own row is written anew."""
     file_id = await make_upload(connection, workspace_id)
     await acknowledge.acknowledge(db, workspace_id, file_id, now=NOW)
     written = "select written_bytes, written_total, feed_bytes from feeds"
@@ -500,4 +537,5 @@ async def test_a_reopened_file_counts_as_written_in_the_hour_and_in_total(
 
     after = await connection.fetchrow(written)
     grown = [after[column] - before[column] for column in range(3)]
-    assert grown[0] == grown[1] == grown[2] > 300
+    assert grown[0] == grown[1] == FILE_BYTES + grown[2]
+    assert grown[2] > 300

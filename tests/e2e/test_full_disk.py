@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -13,14 +14,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import soak
-from aiohttp import ClientSession, ClientTimeout, TCPConnector
+from aiohttp import AddrInfoType, ClientSession, ClientTimeout, TCPConnector
 from disks import MIB, OtherProgram, free_bytes, small_disk
 from processes import Server, alive, restante, wait_until
 from senders import File, Mailbox, Request, registered
 from waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.soak, soak.only_long]
+from restante.delivery.subject import Buckets
+
+pytestmark = [pytest.mark.anyio, pytest.mark.soak, pytest.mark.slow]
 
 FILE = 4 * MIB
 RESERVE = 24 * MIB
@@ -62,10 +64,19 @@ def keeping(disk: Path) -> Iterator[Server]:
 
 @asynccontextmanager
 async def session_with(server: Server) -> AsyncIterator[ClientSession]:
-    connector = TCPConnector(force_close=True)
+    """A client whose connections are all closed at the end, also those of refused uploads."""
+    opened: list[socket.socket] = []
+
+    def open_socket(address: AddrInfoType) -> socket.socket:
+        opened.append(socket.socket(*address[:3]))
+        opened[-1].setblocking(False)
+        return opened[-1]
+
+    connector = TCPConnector(force_close=True, socket_factory=open_socket)
     timeout = ClientTimeout(total=60)
     async with ClientSession(server.address, connector=connector, timeout=timeout) as http:
         yield http
+    await until(lambda: asyncio.sleep(0, all(one.fileno() < 0 for one in opened)))
 
 
 def some_file(number: int) -> File:
@@ -209,11 +220,13 @@ async def test_a_postgres_that_is_killed_on_a_full_disk_starts_again(
         await until(lambda: is_sendable(mailbox), seconds=60)
 
 
-def bucket_is_over() -> Callable[[], Awaitable[bool]]:
-    """Whether a later bucket takes the next file."""
+def bucket_is_over(*, settled: bool = False) -> Callable[[], Awaitable[bool]]:
+    """Whether a later bucket takes the next file; and whether a sweep may drop this one."""
     seconds = int(SETTINGS["RESTANTE_BUCKET_SECONDS"])
-    began_at = time.time()
-    return lambda: asyncio.sleep(0, time.time() // seconds > began_at // seconds)
+    over_at = (time.time() // seconds + 1) * seconds
+    if settled:
+        over_at += Buckets.settling.total_seconds()
+    return lambda: asyncio.sleep(0, time.time() >= over_at)
 
 
 def ballast_bytes(disk: Path) -> int:
@@ -232,6 +245,7 @@ async def test_a_server_starts_and_a_command_sweeps_on_a_full_disk(
         await until(bucket_is_over())
         delivered = await fill(mailbox, keeping)
         assert {await ack(mailbox, file_id) for file_id in delivered} == {200}
+        await until(bucket_is_over(settled=True))
     keeping.kill()
     other.take_all()
 

@@ -77,6 +77,16 @@ def test_room_is_made_only_as_far_as_it_is_needed(disk: Path):
     assert pieces(disk) == []
 
 
+def test_the_last_piece_can_be_kept(disk: Path):
+    ballast = filled(disk)
+    OtherProgram(disk).take_all()
+
+    assert not ballast.make_room(64 * MIB, keep_last=True)
+    assert len(pieces(disk)) == 1
+    assert ballast.make_room(PIECES * MIB)
+    assert pieces(disk) == []
+
+
 def test_a_piece_for_which_there_is_no_room_leaves_nothing(disk: Path):
     ballast = Ballast(disk, SIZE)
     OtherProgram(disk).take_all()

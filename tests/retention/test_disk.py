@@ -1,10 +1,12 @@
 """What is known about the database's disk, and what follows from it."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import OtherProgram, small_disk
 from factories import make_feed
 from sweeps import make_subjects, utc_now
 
@@ -13,6 +15,7 @@ from restante.errors import DatabaseFull, DiskLow
 from restante.feed.rules import NewActivity
 from restante.ids import WorkspaceId
 from restante.postgres import Ballast
+from restante.postgres.ballast import PIECES
 from restante.retention import disk as disks, store
 from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount
@@ -173,6 +176,40 @@ async def test_a_write_that_met_a_full_disk_is_repeated_with_the_ballast(
         return "written"
 
     assert await disk.with_room(write) == "written"
+
+
+@pytest.fixture
+def ballast(place: Path) -> Iterator[Ballast]:
+    """On a small disk of its own that another program has filled."""
+    with small_disk(place, 64) as home:
+        ballast = Ballast(home, 4 * MIB)
+        while not ballast.is_complete():
+            ballast.refill()
+        OtherProgram(home).take_all()
+        yield ballast
+
+
+async def test_requests_and_the_watch_leave_the_last_piece_of_the_ballast_to_the_sweep(
+    db: Database, ballast: Ballast
+):
+    """Any number of acknowledgements must not keep a server from starting and sweeping."""
+    disk = await located(db, ballast=ballast, reserve_bytes=MORE_THAN_ANY_DISK)
+    other = OtherProgram(ballast.home)
+
+    async def write() -> None:
+        other.take_all()
+        raise DatabaseFull("The database has no space left; nothing was stored.")
+
+    for _ in range(2 * PIECES):
+        with pytest.raises(DatabaseFull):
+            await disk.with_room(write)
+        await disk.tend()
+    left = ballast.in_place()
+
+    assert left == ballast.piece_bytes
+    other.take_all()
+    assert disk.make_room_for_sweep()
+    assert ballast.in_place() == 0
 
 
 async def test_without_ballast_the_error_reaches_the_caller(db: Database):

@@ -62,18 +62,21 @@ async def test_uploads_are_counted_by_state(
     assert (await account.look(now=NOW)).uploads == UploadStates(4, 3, 2, 1)
 
 
-async def test_workspaces_with_most_unacknowledged_bytes_come_first(
+async def test_workspaces_that_hold_most_bytes_come_first_acknowledged_ones_included(
     account: SpaceAccount, connection: Any, workspace_id: WorkspaceId
 ):
+    """Acknowledged files are in no quota, and fill the disk until they are swept."""
     other, idle = await make_workspace(connection), await make_workspace(connection)
     await make_states(connection, workspace_id, UploadStates(1, 1, 5, 0))
     await make_states(connection, other, UploadStates(2, 0, 0, 1))
 
     found = (await account.look(now=NOW)).workspaces
 
-    assert [(one.workspace_id, one.uploads, one.waiting_bytes) for one in found] == [
-        (other, UploadStates(2, 0, 0, 1), 30),
-        (workspace_id, UploadStates(1, 1, 5, 0), 20),
+    assert [
+        (one.workspace_id, one.uploads, one.waiting_bytes, one.held_bytes) for one in found
+    ] == [
+        (workspace_id, UploadStates(1, 1, 5, 0), 20, 70),
+        (other, UploadStates(2, 0, 0, 1), 30, 30),
     ]
     assert found[0].waiting_since == NOW
     assert idle not in {one.workspace_id for one in found}

@@ -1,9 +1,11 @@
 """A server whose disk is almost full: what it refuses, what it still does, and what it says."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from callers import Answer, Caller, Part, ask, bearer, registered
+from callers import ADMIN, Answer, Caller, Part, ask, bearer, everything, registered
+from routes import TABLE, Call, Victim, make, victim_on
 from sites import Site, SiteFactory
 
 pytestmark = pytest.mark.anyio
@@ -47,6 +49,56 @@ async def test_what_is_new_is_refused_and_told_when_to_come_back(run_site: SiteF
 
     assert {(answer.status, answer.json["code"]) for answer in answers} == {(507, "disk_low")}
     assert {answer.headers["Retry-After"] for answer in answers} == {"30"}
+
+
+def calls() -> Iterator[tuple[str, str, Call]]:
+    return ((method, path, call) for (method, path), call in TABLE.items())
+
+
+async def made(site: Site, method: str, path: str, call: Call, victim: Victim) -> Answer:
+    """The call, by somebody who may make it."""
+    headers = bearer(victim.caller.token) if "own" in call.may else ADMIN
+    return await make(
+        site,
+        method,
+        path,
+        call,
+        workspace_id=victim.caller.id,
+        headers=headers,
+        file_id=victim.file_for(call),
+    )
+
+
+async def rows(connection: Any) -> int:
+    return sum(len(table) for table in (await everything(connection)).values())
+
+
+@pytest.mark.timeout(60)
+async def test_every_route_that_inserts_is_refused_and_every_other_goes_on(
+    run_site: SiteFactory, connections: Any
+):
+    """What inserts is found out on a roomy disk, so a new route cannot be forgotten here."""
+    connection, inserting = await connections(), set[tuple[str, str]]()
+    async with run_site() as roomy:
+        for method, path, call in calls():
+            victim = await victim_on(roomy)
+            before = await rows(connection)
+            await made(roomy, method, path, call, victim)
+            if await rows(connection) > before:
+                inserting.add((method, path))
+        victims = [await victim_on(roomy) for _ in TABLE]
+
+    async with low_site(run_site) as site:
+        answers = {
+            (method, path): await made(site, method, path, call, victim)
+            for (method, path, call), victim in zip(calls(), victims, strict=True)
+        }
+
+    refused = {key for key, answer in answers.items() if answer.status == 507}
+    assert refused == inserting
+    assert {answers[key].json["code"] for key in refused} == {"disk_low"}
+    assert {answers[key].status for key in set(TABLE) - refused} == {101, 200}
+    assert ("POST", "/workspaces/{workspace_id}/pending-uploads/{file_id}/reopen") in inserting
 
 
 async def test_a_reader_goes_on(run_site: SiteFactory):

@@ -203,6 +203,33 @@ async def test_changes_are_stored(tx: Tx):
     assert stored.parent_id == parent
 
 
+@pytest.mark.parametrize(
+    ("seen", "tasks", "task", "is_written"),
+    [
+        ("1 minute", 1, "reading", False),
+        ("1 minute", 2, "reading", True),
+        ("1 minute", 1, "writing", True),
+        ("-2 seconds", 1, "reading", True),
+    ],
+    ids=["the same at once", "other tasks", "another task", "the same later"],
+)
+async def test_a_heartbeat_that_changes_nothing_writes_once_a_second(
+    *, tx: Tx, seen: str, tasks: int, task: str, is_written: bool
+):
+    """A workspace that sends them in a loop writes no more than that."""
+    workspace_id = await make_workspace(tx)
+    await workspaces.heartbeat(tx, workspace_id, 1, "reading")
+    await tx.execute(
+        "update workspaces set last_seen_at = clock_timestamp() + $1::text::interval", seen
+    )
+    version = "select ctid::text from workspaces"
+    before = await tx.fetchval(version)
+
+    await workspaces.heartbeat(tx, workspace_id, tasks, task)
+
+    assert (await tx.fetchval(version) != before) is is_written
+
+
 async def test_a_heartbeat_does_not_wait_for_an_upload_that_is_committing(
     db_with_partitions: Database, connections: Any
 ):

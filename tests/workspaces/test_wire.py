@@ -7,8 +7,10 @@ from uuid import uuid4
 
 import pytest
 import structlog
-from callers import ADMIN, Caller, Part, ask, bearer, everything, register, registered
+from callers import ADMIN, Answer, Caller, Part, ask, bearer, everything, register, registered
 from sites import ADMIN_TOKEN, Site, SiteFactory
+
+from restante.workspaces import registry
 
 pytestmark = pytest.mark.anyio
 
@@ -146,6 +148,28 @@ async def test_large_cards_that_change_are_limited_per_minute(site: Site):
     assert (answers[-1].status, answers[-1].json["code"]) == (429, "too_many_messages")
     small = await register(site, id=caller.id, agent_card={"name": "w"}, headers=own)
     assert small.status == 200
+
+
+async def test_registering_again_is_limited_per_minute_however_small_the_card(
+    run_site: SiteFactory, monkeypatch: pytest.MonkeyPatch
+):
+    """Each writes the row anew.  Others, and the operator's changes, have no part in it."""
+    monkeypatch.setattr(registry, "_CARD_BYTES_PER_MINUTE", 8 * 1024)
+    async with run_site() as site:
+        caller, other = await registered(site), await registered(site)
+
+        answers = [await register_again(site, caller) for _ in range(10)]
+        others = await register_again(site, other)
+        change = await ask(site, "PATCH", caller.path, json={"name": "new"}, headers=ADMIN)
+
+    assert answers[0].status == 200
+    assert (answers[-1].status, answers[-1].json["code"]) == (429, "too_many_messages")
+    assert 1 <= int(answers[-1].headers["Retry-After"]) <= 60
+    assert (others.status, change.status) == (200, 200)
+
+
+async def register_again(site: Site, caller: Caller) -> Answer:
+    return await register(site, id=caller.id, headers=bearer(caller.token))
 
 
 async def test_an_agent_card_is_bounded_and_an_older_larger_one_stays(site: Site, connections: Any):

@@ -144,13 +144,14 @@ def _writers(space: wire.SpaceView) -> Table:
 
 def _workspaces(space: wire.SpaceView) -> Table:
     behind = {lag.workspace_id: lag.behind for lag in space.lags}
-    columns = ("waiting", "never fetched", "fetched", "rows behind", "since")
+    columns = ("held", "waiting", "never fetched", "fetched", "rows behind", "since")
     # Never truncated: other commands take this id.
     whole_id = Column("workspace", no_wrap=True, min_width=36)
     table = Table(whole_id, *columns, box=None, pad_edge=False, collapse_padding=True)
     for one in space.workspaces[:_SHOWN_WORKSPACES]:
         table.add_row(
             str(one.workspace_id),
+            shown_bytes(one.held_bytes),
             shown_bytes(one.waiting_bytes),
             str(one.uploads.never_fetched),
             str(one.uploads.fetched),

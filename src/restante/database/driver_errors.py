@@ -60,6 +60,9 @@ _CLOSED = "The connection to the database was closed."
 # tells them apart.  A connection that is lost while acquired is released to the pool at once.
 _CONNECTION_LOST_TEXTS = ("closed", "closing", "released back to the pool")
 
+# A new session that cannot write the cache of the catalog reports this as an internal error.
+_NO_SPACE = "No space left on device"
+
 
 @contextmanager
 def unreachable_translated() -> Iterator[None]:
@@ -67,9 +70,10 @@ def unreachable_translated() -> Iterator[None]:
     try:
         yield
     except CONNECTING as error:
-        raise DatabaseUnavailable(
-            f"The database cannot be reached: {reason(error)}. Check RESTANTE_DATABASE_URL."
-        ) from error
+        what = f"The database cannot be reached: {reason(error)}."
+        if is_disk_full(error):
+            raise DatabaseFull(f"{what} Free space on its disk.") from error
+        raise DatabaseUnavailable(f"{what} Check RESTANTE_DATABASE_URL.") from error
 
 
 @contextmanager
@@ -116,7 +120,7 @@ def _busy(error: BaseException) -> TableBusy | None:
 def _refusal(error: BaseException) -> RestanteError | None:
     """The server answers, and does not let us write."""
     match error:
-        case asyncpg.DiskFullError() | asyncpg.OutOfMemoryError():
+        case _ if is_disk_full(error) or isinstance(error, asyncpg.OutOfMemoryError):
             return DatabaseFull("The database has no space left; nothing was stored.")
         case asyncpg.ReadOnlySQLTransactionError():
             return DatabaseReadOnly(
@@ -127,6 +131,13 @@ def _refusal(error: BaseException) -> RestanteError | None:
             return DatabaseForbidden(f"The database role lacks a right: {reason(error)}.")
         case _:
             return None
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether Postgres found no space on its disk."""
+    return isinstance(error, asyncpg.DiskFullError) or (
+        isinstance(error, asyncpg.PostgresError) and _NO_SPACE in str(error)
+    )
 
 
 def is_uncertain(error: BaseException) -> bool:

@@ -82,7 +82,7 @@ class Database:
         acquire_timeout_seconds: float,
         statement_timeout_seconds: float,
     ) -> "Database":
-        """Connect; raises DatabaseUnavailable, DatabaseTooOld or PoolerUnusable."""
+        """Connect; raises DatabaseUnavailable, DatabaseFull, DatabaseTooOld or PoolerUnusable."""
         set_up = SetUp(statement_timeout_seconds, is_pooled=await sessions.is_pooled(dsn))
         options = driver_options(statement_timeout_seconds)
         with unreachable_translated():
@@ -125,13 +125,13 @@ class Database:
                 f"No database connection became free within {seconds:g} s."
             ) from error
         except driver_errors.CONNECTING as error:
+            self._note_full_disk(error)
             raise DatabaseUnavailable(f"The database does not answer: {reason(error)}.") from error
         try:
             with translated():
                 yield connection
         except RestanteError as error:
-            if isinstance(error.__cause__, asyncpg.DiskFullError):
-                self.disk_full_at = time.monotonic()
+            self._note_full_disk(error.__cause__)
             if driver_errors.casts_doubt(error):
                 await self.replace_connections()
             raise
@@ -139,6 +139,10 @@ class Database:
             # The pool terminates a connection that cannot be released in time.
             with suppress(*BROKEN):
                 await self._pool.release(connection, timeout=CLOSE_SECONDS)
+
+    def _note_full_disk(self, error: BaseException | None) -> None:
+        if driver_errors.is_disk_full(error):
+            self.disk_full_at = time.monotonic()
 
     async def replace_connections(self) -> None:
         """Replace every connection before its next use; at most once a second."""

@@ -74,17 +74,18 @@ create table feeds (
 -- One row per file.  It waits while `acked_at` is null and `expires_at` is in the future.  The sweep
 -- deletes it when the ack retention is over, or once it has expired.
 create table uploads (
-    workspace_id uuid        not null,
-    file_id      uuid        not null,
-    bucket       timestamptz not null,  -- where its chunks are; changes when they are moved
-    name         text        not null check (name ~ '^[A-Za-z0-9._-]{1,100}$' and name not in ('.', '..')),
-    mimetype     text        not null check (length(mimetype) <= 4224),
-    size         bigint      not null check (size between 1 and 26214400),
-    sha256       bytea       not null check (octet_length(sha256) = 32),
-    created_at   timestamptz not null,
-    fetched_at   timestamptz,
-    acked_at     timestamptz,
-    expires_at   timestamptz not null,
+    workspace_id   uuid        not null,
+    file_id        uuid        not null,
+    bucket         timestamptz not null,  -- where its chunks are; changes when they are moved
+    name           text        not null check (name ~ '^[A-Za-z0-9._-]{1,100}$' and name not in ('.', '..')),
+    mimetype       text        not null check (length(mimetype) <= 4224),
+    size           bigint      not null check (size between 1 and 26214400),
+    sha256         bytea       not null check (octet_length(sha256) = 32),
+    created_at     timestamptz not null,
+    fetched_at     timestamptz,
+    acked_at       timestamptz,
+    expires_at     timestamptz not null,
+    first_acked_at timestamptz,          -- set when it is reopened: then acked_at returns to this time
     primary key (workspace_id, file_id)
 ) with (fillfactor = 85);
 create index uploads_waiting on uploads (workspace_id, created_at, file_id) where acked_at is null;

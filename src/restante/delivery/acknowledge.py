@@ -8,11 +8,11 @@ from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database
 from restante.delivery import store
 from restante.delivery.fetch import GONE
+from restante.delivery.receive import Receiver
 from restante.delivery.rules import Upload
-from restante.errors import RestanteError, UploadGone
+from restante.errors import FeedFull, RestanteError, UploadGone
 from restante.feed import room as feed_room, store as feed
 from restante.feed.rules import WriteLimits
-from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId, new_activity_id
 
 log = structlog.get_logger()
@@ -39,26 +39,26 @@ async def acknowledge(
     return not acked.is_gone
 
 
-async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its caller
-    db: Database,
-    wakeups: Wakeups,
+async def reopen(
+    receiver: Receiver,
     workspace_id: WorkspaceId,
     file_id: FileId,
     *,
     ack_retention: timedelta,
-    limits: WriteLimits,
     now: datetime,
 ) -> None:
     """
     Make an acknowledged file fetchable again while it is kept, and announce it again.
 
-    Raises UploadGone if it does not exist, was never acknowledged, or is due to be swept; and
-    FeedFull.
+    Raises UploadGone if it does not exist, was never acknowledged, or is due to be swept; and, as
+    for everything that is stored, DiskLow, FeedFull and TooMuchWritten.
     """
+    db, limits = receiver.db, receiver.limits
     async with db.connection() as connection:
         found = await store.get_acked(connection, workspace_id, file_id)
     if found is None or (found.acked_at and found.acked_at < now - ack_retention):
         raise UploadGone(GONE)
+    receiver.disk.take(store.reopened_bytes(found))
     row_id = new_activity_id(now)
 
     async def commit(connection: Connection) -> int:
@@ -69,12 +69,13 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
             now=now,
             acked_since=now - ack_retention,
             expires_at=now + ack_retention,
+            quota=receiver.policy.quota,
             limits=limits,
         ):
             raise await _not_reopened(connection, found, limits)
         return True
 
-    with wakeups.growing(workspace_id):
+    with receiver.wakeups.growing(workspace_id):
         await decided(db, commit, lambda c: feed.seq_of(c, workspace_id, row_id))
     _log("upload_reopened", workspace_id, file_id, found.size, found.name)
 
@@ -82,11 +83,11 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
 async def _not_reopened(
     connection: Connection, upload: Upload, limits: WriteLimits
 ) -> RestanteError:
-    """The feed is full, or the upload was reopened or swept in the same moment."""
+    """A limit is reached, or the upload was reopened or swept in the same moment."""
     fill = await feed.fill_of(connection, upload.workspace_id)
-    size = store.announced_bytes(upload.workspace_id, [upload])
-    refusal = fill and fill.refusal(limits, feed=size, written=0)
-    if refusal and await feed_room.free(connection, upload.workspace_id):
+    announced = store.announced_bytes(upload.workspace_id, [upload])
+    refusal = fill and fill.refusal(limits, feed=announced, written=store.reopened_bytes(upload))
+    if isinstance(refusal, FeedFull) and await feed_room.free(connection, upload.workspace_id):
         return feed_room.freed_meanwhile()
     return refusal or UploadGone(GONE)
 

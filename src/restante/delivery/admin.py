@@ -10,13 +10,12 @@ from msgspec.structs import replace
 
 from restante import wire
 from restante.database.outcomes import decided
-from restante.database.pool import Connection, Database
+from restante.database.pool import Connection
 from restante.delivery import acknowledge, store
 from restante.delivery.fetch import GONE
+from restante.delivery.receive import Receiver
 from restante.delivery.store import Wanted
 from restante.errors import UploadGone, WorkspaceUnknown
-from restante.feed.rules import WriteLimits
-from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
 from restante.workspaces import store as workspaces
 
@@ -33,12 +32,9 @@ class Expiry(NamedTuple):
 class UploadAdmin:
     """Finds uploads by their file id alone."""
 
-    def __init__(
-        self, db: Database, wakeups: Wakeups, *, limits: WriteLimits, ack_retention: timedelta
-    ) -> None:
-        self._db = db
-        self._wakeups = wakeups
-        self._limits = limits
+    def __init__(self, receiver: Receiver, *, ack_retention: timedelta) -> None:
+        self._db = receiver.db
+        self._receiver = receiver
         self._ack_retention = ack_retention
 
     async def page(
@@ -87,19 +83,13 @@ class UploadAdmin:
         """
         Make an acknowledged file fetchable again and announce it again.
 
-        Raises UploadGone with the reason if it is not kept, and FeedFull.
+        Raises UploadGone with the reason if it is not kept; DiskLow, FeedFull and TooMuchWritten.
         """
         before = await self.show(file_id, workspace_id, now=now)
         _check_is_reopenable(before, now=now)
         owner = WorkspaceId(before.workspace_id)
         await acknowledge.reopen(
-            self._db,
-            self._wakeups,
-            owner,
-            file_id,
-            ack_retention=self._ack_retention,
-            limits=self._limits,
-            now=now,
+            self._receiver, owner, file_id, ack_retention=self._ack_retention, now=now
         )
         return await self.show(file_id, owner, now=now)
 

@@ -133,7 +133,7 @@ async def upload_totals(
 def _workspace(row: Row) -> wire.WorkspaceSpaceView:
     states = wire.UploadStates(**{state: row[state] for state in _STATES})
     return wire.WorkspaceSpaceView(
-        row["workspace_id"], states, row["waiting_bytes"], row["waiting_since"]
+        row["workspace_id"], states, row["waiting_bytes"], row["waiting_since"], row["bytes"]
     )
 
 

@@ -118,8 +118,9 @@ update uploads set fetched_at = $3
  where workspace_id = $1 and file_id = $2 and acked_at is null and expires_at > $3;
 
 -- name: acknowledge
--- One statement, so that a retry cannot fall between a check and a write.  The first time stays; only
--- the first acknowledgement frees the room.  `seen` reads the statement's snapshot and `locked` waits
+-- One statement, so that a retry cannot fall between a check and a write.  The first time stays, also
+-- if the file was reopened since: who acknowledges and reopens in turns would keep it for ever.  Only
+-- an acknowledgement of a waiting file frees its room.  `seen` reads the statement's snapshot and `locked` waits
 -- for a concurrent delete: a row that is in the first and not in the second was swept meanwhile.
 with seen as (
     select name, size from uploads
@@ -129,7 +130,7 @@ with seen as (
      where workspace_id = $1 and file_id = $2 and (acked_at is not null or expires_at > $3)
        for update
 ), acked as (
-    update uploads set acked_at = $3
+    update uploads set acked_at = coalesce(first_acked_at, $3)
       from locked
      where workspace_id = $1 and file_id = $2 and locked.acked_at is null
     returning uploads.size
@@ -144,37 +145,41 @@ select exists (select from acked) as is_first, not exists (select from locked) a
 
 -- name: reopen
 -- For a workspace that acknowledged a file and then lost it: the file can be fetched again, counts in
--- the quota again, and is announced again.  Not if the feed is full: whoever acknowledges and reopens
--- in turns would fill it.
-with reopened as (
-    update uploads
-       set acked_at = null, fetched_at = null, expires_at = greatest(expires_at, $4)
+-- the quota again, and is announced again.  The limits are checked with the counters locked, as for
+-- every new row: whoever acknowledges and reopens in turns would exceed them.  The upload is locked
+-- first, as by an acknowledgement, so that the two cannot deadlock.  A file for which the quota has no
+-- room waits for one more ack retention only, or the quota could be exceeded for as long as files live.
+with acked as (
+    select size from uploads
      where workspace_id = $1 and file_id = $2 and acked_at >= $3
-       and exists (select from feeds
-                    where workspace_id = $1
-                      and unacked_bytes + $12::int <= $13 and feed_bytes + $12::int <= $14)
-    returning size, name
+       for update
 ), counter as (
     update feeds
        set last_seq = last_seq + 1,
-           waiting_bytes = waiting_bytes + reopened.size, waiting_files = waiting_files + 1,
+           waiting_bytes = waiting_bytes + acked.size, waiting_files = waiting_files + 1,
            feed_bytes = feed_bytes + $12::int,
            unacked_bytes = unacked_bytes + $12::int,
            written_hour = hour.starts,
-           written_bytes = case written_hour when hour.starts then written_bytes else 0 end + $12::int,
-           written_total = written_total + $12::int
-      from reopened, (select date_trunc('hour', statement_timestamp(), 'UTC') as starts) as hour
+           written_bytes = case written_hour when hour.starts then written_bytes else 0 end + $15::int,
+           written_total = written_total + $15::int
+      from acked, (select date_trunc('hour', statement_timestamp(), 'UTC') as starts) as hour
      where workspace_id = $1
-    returning last_seq
-), announced as (
-    insert into feed (id, workspace_id, seq, activity_type, target_id, method, summary,
-                      request_body, status, created_at, bytes)
-    select $5, $1, counter.last_seq, announcement.activity_type, $1, announcement.method,
-           announcement.summary, announcement.body, announcement.status, $6, $12
-      from counter, (values ($7, $8, $9, $10::json, $11))
-                        as announcement (activity_type, method, summary, body, status)
+       and unacked_bytes + $12::int <= $13
+       and feed_bytes + $12::int <= $14
+       and case written_hour when hour.starts then written_bytes else 0 end + $15::int <= $16
+    returning last_seq, waiting_bytes + reserved_bytes <= $17 and waiting_files + reserved_files <= $18
+              as is_within_quota
+), reopened as (
+    update uploads
+       set acked_at = null, first_acked_at = coalesce(first_acked_at, acked_at), fetched_at = null,
+           expires_at = case when is_within_quota then greatest(expires_at, $4) else $4 end
+      from counter
+     where workspace_id = $1 and file_id = $2
 )
-select size, name from reopened;
+insert into feed (id, workspace_id, seq, activity_type, target_id, method, summary,
+                  request_body, status, created_at, bytes)
+select $5, $1, counter.last_seq, $7, $1, $8, $9, $10, $11, $6, $12 from counter
+returning seq;
 
 -- name: get_acked
 select workspace_id, file_id, bucket, name, mimetype, size, sha256,
@@ -449,8 +454,8 @@ with upload as (
 select size from moved;
 
 -- name: upload_totals
--- One scan of the table: totals by bucket, and by workspace for those with most unacknowledged and most
--- unfetched bytes.  $2 has the starts of the buckets in order; what is older than the first has number 0.
+-- One scan of the table: totals by bucket, and by workspace for those with most bytes, acknowledged ones
+-- included, and most unfetched ones.  $2 has the starts of the buckets in order; what is older than the first has number 0.
 with counted as (
     select grouping(workspace_id) = 1 as is_bucket, bucket_number, workspace_id,
            count(*) filter (where acked_at is null and expires_at > $1 and fetched_at is null) as never_fetched,
@@ -473,7 +478,7 @@ with counted as (
      group by grouping sets ((workspace_id), (bucket_number))
 ), placed as (
     select *,
-           row_number() over (partition by is_bucket order by waiting_bytes desc, workspace_id) as place,
+           row_number() over (partition by is_bucket order by bytes desc, workspace_id) as place,
            row_number() over (partition by is_bucket order by silent_bytes desc, workspace_id) as silent_place
       from counted
 )

@@ -81,7 +81,7 @@ class Receiver:
         self.reservations = Reservations(db, policy.quota, limits)
         self.disk = disk
         self.server = ServerRoom(db, policy, disk)
-        self._wakeups = wakeups
+        self.wakeups = wakeups
 
     @asynccontextmanager
     async def receive(
@@ -138,13 +138,13 @@ class Receiver:
             await self._look_up(incoming)
         if incoming.is_unknown:  # without a commit, the reservation expires
             self.reservations.forget(incoming.room)
-            self._wakeups.grew(incoming.workspace_id)
+            self.wakeups.grew(incoming.workspace_id)
             return
         if not incoming.is_published:
             await incoming.abort()
             return
         self.reservations.forget(incoming.room)
-        self._wakeups.grew(incoming.workspace_id)
+        self.wakeups.grew(incoming.workspace_id)
         self.server.published(Usage(incoming.total_bytes, len(incoming.files)))
         for file in incoming.files:
             log.info(

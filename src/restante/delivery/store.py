@@ -363,11 +363,17 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
     now: datetime,
     acked_since: datetime,
     expires_at: datetime,
+    quota: Quota,
     limits: WriteLimits = UNLIMITED,
 ) -> bool:
-    """Make an acknowledged file fetchable again and announce it; False if it is too late."""
+    """
+    Make an acknowledged file fetchable again and announce it.
+
+    It expires then at the earliest, and exactly then if it exceeds the quota.  False, with nothing
+    changed, if it is too late or a limit is reached.
+    """
     method, summary, body = _announcement(upload.workspace_id, upload)
-    reopened = await connection.fetchrow(
+    seq = await connection.fetchval(
         queries.reopen,
         upload.workspace_id,
         upload.file_id,
@@ -383,8 +389,17 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
         row_bytes(method, summary, body),
         limits.max_feed_bytes,
         limits.max_kept_bytes,
+        reopened_bytes(upload),
+        limits.max_written_bytes,
+        quota.max_bytes,
+        quota.max_files,
     )
-    return reopened is not None
+    return seq is not None
+
+
+def reopened_bytes(upload: Upload) -> int:
+    """What a reopening writes: the upload's row and index entries anew, and a feed row."""
+    return FILE_BYTES + announced_bytes(upload.workspace_id, [upload])
 
 
 def announced_bytes(

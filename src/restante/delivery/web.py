@@ -268,18 +268,24 @@ async def acknowledge(request: Request) -> Response:
     details="For a workspace that acknowledged a file and then lost it, while the file is kept.",
     caller="workspace or admin",
     answers={200: wire.Status},
-    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, UploadGone, FeedFull),
+    refusals=(
+        BadRequest,
+        NotAuthenticated,
+        WorkspaceUnknown,
+        UploadGone,
+        TooMuchWritten,
+        FeedFull,
+        DiskLow,
+    ),
 )
 async def reopen(request: Request) -> Response:
     file_id = _file_id(request)
     workspace = await auth.owner_or_admin(request)
     await acknowledging.reopen(
-        _db(request),
-        request.app.state.wakeups,
+        _receiver(request),
         workspace.id,
         file_id,
         ack_retention=request.app.state.ack_retention,
-        limits=_receiver(request).limits,
         now=datetime.now(UTC),
     )
     return json_response(wire.Status("reopened"))

@@ -2,8 +2,9 @@
 Disk space that is kept back beside the cluster, to be given up when the disk is full.
 
 Even deleting writes, so Postgres on a full disk can free nothing by itself.  The ballast is in
-pieces: another program that fills the disk gets one at a time.  Any process of the same user may
-remove a piece; the server creates it again when there is room.
+pieces: another program that fills the disk gets one at a time.  The last one is for Postgres to
+start with and for the sweep: whatever else is written, those two can free space.  Any process of
+the same user may remove a piece; the server creates it again when there is room.
 """
 
 import os
@@ -52,9 +53,11 @@ class Ballast:
         """The bytes that can still be given up."""
         return sum(_bytes_of(piece) for piece in self._pieces())
 
-    def make_room(self, needed: int) -> bool:
+    def make_room(self, needed: int, *, keep_last: bool = False) -> bool:
         """Remove pieces until so much is free; False if there are not enough of them."""
         while self.free_bytes < needed:
+            if keep_last and self._count() <= 1:
+                return False
             if not self.release():
                 return False
         return True
@@ -85,6 +88,9 @@ class Ballast:
                 if wanted:
                     _create(piece, wanted)
                 return
+
+    def _count(self) -> int:
+        return sum(1 for piece in self._pieces() if _bytes_of(piece))
 
     def _pieces(self) -> Iterator[Path]:
         return (self.home / f"ballast.{number}" for number in range(PIECES))

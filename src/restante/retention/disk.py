@@ -3,7 +3,7 @@ Whether the database's disk has room, and what is done when it has not.
 
 Nothing new is stored once the free space reaches the reserve.  Acknowledgements, fetches and sweeps
 go on and use the reserve, so a full disk can empty itself.  If another program takes the reserve
-too, the ballast is given up, piece by piece.
+too, the ballast is given up, piece by piece; the last one only to a sweep, or to start Postgres.
 
 The disk can be seen only if it is on this machine.  Otherwise an error of Postgres tells that it is
 full, and counts until a while has passed without another one.
@@ -42,7 +42,7 @@ class Ballast(Protocol):
     @property
     def piece_bytes(self) -> int: ...
     def in_place(self) -> int: ...
-    def make_room(self, needed: int) -> bool: ...
+    def make_room(self, needed: int, *, keep_last: bool = False) -> bool: ...
     def release(self) -> bool: ...
     def is_complete(self) -> bool: ...
     def refill(self) -> None: ...
@@ -127,22 +127,31 @@ class Disk:
         try:
             return await write()
         except DatabaseFull:
-            if not self.make_room():
+            if not self._make_room(keep_last=True):
                 raise
             return await write()
 
-    def make_room(self) -> bool:
+    def make_room_for_sweep(self) -> bool:
         """Give up ballast if hardly anything is free; False if that is not possible."""
+        return self._make_room(keep_last=False)
+
+    def _make_room(self, *, keep_last: bool) -> bool:
+        """
+        The same; what does not free space must leave the last piece to what does.
+
+        Any number of acknowledgements would use it up, and then nothing could be swept.
+        """
         if self._ballast is None:
             return False
-        has_room = self._ballast.make_room(max(self._ballast.piece_bytes // 2, 1))
+        needed = max(self._ballast.piece_bytes // 2, 1)
+        has_room = self._ballast.make_room(needed, keep_last=keep_last)
         self._forget()
         return has_room
 
     async def tend(self) -> DiskState:
         """Keep the ballast as it should be, and find out whether an unseen disk is still full."""
         if self.is_low:
-            self.make_room()
+            self._make_room(keep_last=True)
             await self._probe_if_unseen()
         else:
             await self._refill()

@@ -197,7 +197,7 @@ class Sweep:
         """Look, plan and act; again if the disk was full and room could be made."""
         await self._run_once(one, now=now, closely=closely)
         for _ in range(_PASSES_ON_A_FULL_DISK):
-            if not one.met_a_full_disk or not self._disk.make_room():
+            if not one.met_a_full_disk or not self._disk.make_room_for_sweep():
                 return
             one.postponed.clear()
             await self._run_once(one, now=now, closely=True)

@@ -155,7 +155,7 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
             sweep_of(db, subjects, disk),
             SpaceAccount(db, subjects, disk),
             UploadAdmin(
-                db, wakeups, limits=_write_limits(settings), ack_retention=_ack_retention(settings)
+                receiver_of(settings, db, wakeups, disk), ack_retention=_ack_retention(settings)
             ),
         )
         await wakeups.notify_others()  # the readers wait at the servers

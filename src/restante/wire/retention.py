@@ -76,12 +76,15 @@ class UploadStates(Struct, frozen=True):
 
 
 class WorkspaceSpaceView(Struct, frozen=True):
-    """The unacknowledged files of one workspace."""
+    """The files of one workspace."""
 
     workspace_id: UUID
     uploads: UploadStates
     waiting_bytes: int
     waiting_since: datetime | None
+    held_bytes: Annotated[
+        int, Meta(description="Of all its files, acknowledged and expired ones included.")
+    ] = 0
 
 
 class TableSpaceView(Struct, frozen=True, rename={"partitions": "leaves"}):

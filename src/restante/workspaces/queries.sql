@@ -55,11 +55,14 @@ select id, name, delivery_mode, url, parent_id, status,
  limit $2;
 
 -- name: heartbeat
--- Not synced: losing a heartbeat does not matter.
+-- Not synced: losing a heartbeat does not matter.  One that changes nothing but the time writes once a
+-- second, however many are sent.
 update workspaces
    set active_tasks = $2, current_task = $3, last_seen_at = clock_timestamp()
   from (select set_config('synchronous_commit', 'off', true)) as unsynced
- where id = $1;
+ where id = $1
+   and (active_tasks <> $2 or current_task <> $3
+        or last_seen_at < clock_timestamp() - interval '1 second');
 
 -- name: remove
 -- `last_seen_at` starts the time for which a removed workspace is kept.

@@ -18,7 +18,7 @@ from restante.workspaces.rules import Changes, Details, Sender, Workspace
 
 log = structlog.get_logger()
 
-# A card that is replaced leaves its space to the next vacuum: an hour of this is what one keeps.
+# What is replaced leaves its space to the next vacuum: an hour of this is what a workspace keeps.
 _CARD_BYTES_PER_MINUTE = 16 * rules.MAX_CARD_BYTES
 # For all callers together: nothing else tells them apart.
 _OPEN_BYTES_PER_MINUTE = 16 * 1024 * 1024
@@ -45,7 +45,7 @@ class Registry:
         self._db = db
         self._disk = disk or Disk(db)
         self._access = access
-        self._cards = Allowance(_CARD_BYTES_PER_MINUTE, "bytes of cards of one workspace")
+        self._cards = Allowance(_CARD_BYTES_PER_MINUTE, "bytes of registrations of one workspace")
         self._open = Allowance(_OPEN_BYTES_PER_MINUTE, "bytes of registrations without a token")
         self._registration_token = registration_token
         self._is_open = is_open
@@ -73,8 +73,8 @@ class Registry:
         Raises NotAuthenticated if the id is taken and the token is not its own, or if it is new and
         the caller may not register: the same answer, so that ids cannot be probed.  Raises DiskLow
         for a new id or a large card; a workspace that comes back must be able to fetch.  A caller
-        without any token must be a program (a `sender` of None is one), and raises TooManyMessages
-        beyond a rate, as large cards do.
+        without any token must be a program (a `sender` of None is one).  Raises TooManyMessages
+        beyond a rate: of all such callers together, and of each workspace that registers again.
         """
         async with self._db.connection() as connection:
             stored = await store.get(connection, workspace_id)
@@ -117,6 +117,7 @@ class Registry:
         return wire.Registered("registered", details.delivery_mode, new_token, shown_secret)
 
     async def _register_again(self, stored: Workspace, changes: Changes) -> wire.Registered:
+        self._take_again(stored.id, changes.agent_card or "")
         details = await self._update(stored.id, changes)
         if details is None:
             raise NotAuthenticated(_NOT_YOURS)
@@ -126,6 +127,12 @@ class Registry:
             details.delivery_mode,
             inbound_secret=stored.inbound_secret if becomes_push else None,
         )
+
+    def _take_again(self, workspace_id: WorkspaceId, card: str) -> None:
+        """Each writes the row anew; on a low disk only a large card is refused."""
+        if rules.is_large(card):
+            self._disk.take(len(card))
+        self._cards.spend(workspace_id, _ROW_BYTES + len(card))
 
     async def change(self, workspace_id: WorkspaceId, changes: Changes) -> None:
         """Apply the operator's changes; raises WorkspaceUnknown."""
@@ -143,9 +150,6 @@ class Registry:
                 if stored is None or stored.status != "active":
                     return None
                 details = rules.details_of(stored, changes)
-                if rules.is_large(details.agent_card):
-                    self._disk.take(len(details.agent_card or ""))
-                    self._cards.spend(workspace_id, len(details.agent_card or ""))
                 await store.update(tx, workspace_id, details)
                 return details
 

@@ -132,7 +132,7 @@ def details_of(stored: Workspace | None, changes: Changes) -> Details:
 
 
 def is_large(card: str | None) -> bool:
-    """Whether this card needs room worth counting."""
+    """Whether this card is refused on a low disk, where a workspace may still come back."""
     return len(card or "") > _SMALL_CARD
 
 
