@@ -23,7 +23,6 @@ from sites import Site
 from waiting import until
 from watchers import append
 
-from restante.http import turns as http_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.anyio
 @asynccontextmanager
 async def all_turns_of(caller: Caller) -> AsyncIterator[None]:
     """Other requests of this workspace have all the turns that it may have."""
-    turns: http_turns.Turns = caller.site.state.turns
+    turns = caller.site.state.turns
     workspace_id = UUID(caller.id)
     for _ in range(turns._per_caller):
         await turns.begin(workspace_id)
@@ -44,7 +43,7 @@ async def all_turns_of(caller: Caller) -> AsyncIterator[None]:
 
 async def waits(answering: "asyncio.Task[Answer]", caller: Caller) -> None:
     """Wait until the request is queued for a turn, and make sure that it has no answer."""
-    turns: http_turns.Turns = caller.site.state.turns
+    turns = caller.site.state.turns
     await until(lambda: asyncio.sleep(0, bool(turns._callers[UUID(caller.id)].queue)))
     assert not answering.done()
 
