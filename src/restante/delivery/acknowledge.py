@@ -71,7 +71,7 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
             expires_at=now + ack_retention,
             limits=limits,
         ):
-            raise await _not_reopened(connection, found, limits)
+            raise await _not_reopened(connection, found, limits, now=now)
         return True
 
     with wakeups.growing(workspace_id):
@@ -80,13 +80,13 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
 
 
 async def _not_reopened(
-    connection: Connection, upload: Upload, limits: WriteLimits
+    connection: Connection, upload: Upload, limits: WriteLimits, *, now: datetime
 ) -> RestanteError:
     """The feed is full, or the upload was reopened or swept in the same moment."""
     fill = await feed.fill_of(connection, upload.workspace_id)
     size = store.announced_bytes(upload.workspace_id, [upload])
     refusal = fill and fill.refusal(limits, feed=size, written=0)
-    if refusal and await feed_room.free(connection, upload.workspace_id):
+    if refusal and await feed_room.free(connection, upload.workspace_id, limits, size, now=now):
         return feed_room.freed_meanwhile()
     return refusal or UploadGone(GONE)
 
