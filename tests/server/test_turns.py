@@ -23,7 +23,6 @@ from sites import Site
 from waiting import until
 from watchers import append
 
-
 pytestmark = pytest.mark.anyio
 
 
