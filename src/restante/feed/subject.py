@@ -135,6 +135,10 @@ class FeedPartitions(PartitionSubject[Needed]):
             subject=self.name,
         )
 
+    def is_looked_at(self, partition: Partition, *, now: datetime) -> bool:
+        """The one in use too: it is wide, and the plan must name it if it keeps much."""
+        return partition.span is None or partition.span.start <= now
+
     async def carry_out(self, step: PlanStep, partition: Partition, work: Work) -> str | None:
         """Raise the trimmed mark before the rows go, so that readers notice the gap."""
         await partitions.seal(work.connection, partition.name)
