@@ -183,14 +183,16 @@ ADVICE = {
         "Wait for `Retry-After`, the rest of the hour. Nothing was stored.",
     ),
     "feed_full": Advice(
-        "Find out who sends so much, and whether the workspace acknowledges its rows; lower "
-        "`RESTANTE_FEED_RETENTION_DAYS`, or raise `RESTANTE_WORKSPACE_MAX_FEED_BYTES`.",
-        "Send less, or later: the workspace makes room by acknowledging rows. Nothing was stored.",
+        "Find out who sends so much, and whether the workspace acknowledges its rows, or raise "
+        "`RESTANTE_WORKSPACE_MAX_FEED_BYTES`.",
+        "Send less, or later: the workspace makes room by acknowledging rows. If it keeps too many "
+        "acknowledged ones, they make room an hour after they were stored. Nothing was stored.",
     ),
     "server_full": Advice(
         "Find out which workspaces do not fetch or write most (`restante status`), or raise "
-        "`RESTANTE_SERVER_MAX_BYTES`, `RESTANTE_SERVER_MAX_FILES` or "
-        "`RESTANTE_SERVER_MAX_STORED_BYTES`; the sentence says whether disk or room is used up.",
+        "`RESTANTE_SERVER_MAX_BYTES`, `RESTANTE_SERVER_MAX_FILES`, "
+        "`RESTANTE_SERVER_MAX_STORED_BYTES` or, for messages, `RESTANTE_SERVER_MAX_FEED_BYTES`; "
+        "the sentence says which of them is used up.",
         "Tell the operator; retry later. Nothing was stored.",
     ),
     "message_too_large": Advice(

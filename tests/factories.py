@@ -32,6 +32,7 @@ from restante.delivery.subject import DueUploads
 from restante.feed.rules import UNLIMITED, NewActivity, WriteLimits
 from restante.feed.service import Feed
 from restante.feed.store import Extent
+from restante.feed.total import TotalLimit
 from restante.feed.wakeups import Wakeups
 from restante.ids import FileId, WorkspaceId
 from restante.retention.disk import Disk
@@ -205,9 +206,11 @@ def make_feed(
     *,
     limits: WriteLimits = UNLIMITED,
     disk: Disk | None = None,
+    max_total_bytes: int = 2**60,
 ) -> Feed:
     """The feeds of a server without limits; nobody hears its notifications."""
-    return Feed(db, wakeups or Wakeups(db, Listener("")), limits, disk or Disk(db))
+    total_limit = TotalLimit(max_total_bytes)
+    return Feed(db, wakeups or Wakeups(db, Listener("")), limits, disk or Disk(db), total_limit)
 
 
 async def sweep_uploads(

@@ -26,7 +26,8 @@ from restante.delivery.subject import (
     ExpiredAnswers,
     ExpiredReservations,
 )
-from restante.feed.subject import FEED, FeedPartitions
+from restante.feed.subject import FEED, CrowdedFeeds, FeedPartitions
+from restante.feed.total import TotalLimit
 from restante.ids import FileId, WorkspaceId
 from restante.retention.space import SpaceSamples
 from restante.retention.subjects import Subjects
@@ -112,16 +113,19 @@ def make_subjects(
     *,
     ack_retention: timedelta = HOUR,
     feed_retention: timedelta = timedelta(days=30),
+    feed_limit: TotalLimit | None = None,
 ) -> Subjects:
     """Everything that is kept bounded, as a server has it."""
+    limit = feed_limit or TotalLimit()
     return Subjects(
         DueUploads(ack_retention=ack_retention),
         ExpiredReservations(),
         ExpiredAnswers(),
         RemovedWorkspaces(retention=feed_retention),
         SpaceSamples(),
+        CrowdedFeeds(limit),
         Buckets(width=HOUR, ack_retention=ack_retention),
-        FeedPartitions(retention=feed_retention),
+        FeedPartitions(retention=feed_retention, limit=limit),
     )
 
 

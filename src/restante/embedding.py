@@ -65,7 +65,7 @@ async def opened(dsn: str, **given: Any) -> AsyncIterator[Restante]:
         async with wiring.notifying(Wakeups(db, Listener(dsn))) as wakeups:
             disk = await wiring.disk_of(settings, db)
             receiver = wiring.receiver_of(settings, db, wakeups, disk)
-            access, subjects = Access(db, admin_token=""), wiring.subjects_of(settings)
+            access, subjects = Access(db, admin_token=""), wiring.subjects_of(settings, disk)
             registry = Registry(db, access, registration_token=None, is_open=True, disk=disk)
             sweep = wiring.sweep_of(db, subjects, disk)
             yield Restante(db, receiver.blobs, receiver, registry, sweep, subjects)

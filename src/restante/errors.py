@@ -226,7 +226,7 @@ class WorkspaceFull(RestanteError):
 
 
 class ServerFull(RestanteError):
-    """The files waiting for all workspaces have reached the server's quota."""
+    """The files waiting for all workspaces, or all their feeds, have reached the server's limit."""
 
     code = "server_full"
 

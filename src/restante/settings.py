@@ -201,6 +201,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "yet included. Default: twice server_max_bytes, at least 256 MiB."
         ),
     ] = None
+    server_max_feed_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Maximum bytes of rows in the feeds of all workspaces; beyond it, messages "
+            "are refused. Default: a quarter of the database's disk, at most 16 GiB."
+        ),
+    ] = None
     disk_reserve_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(

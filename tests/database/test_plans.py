@@ -25,7 +25,7 @@ from factories import (
     make_workspace,
 )
 
-from restante.database.pool import Connection, Database
+from restante.database.pool import Connection, Database, Tx
 from restante.database.sessions import SetUp, driver_options
 from restante.delivery import buckets, store as uploads
 from restante.delivery.blobs import postgres as blobs
@@ -100,6 +100,9 @@ class Crowded:
             lambda: feed.acknowledge(connection, workspace_id, ROWS - 10, self.row_id),
             lambda: feed.seq_of(connection, workspace_id, self.row_id),
             lambda: feed.fill_of(connection, workspace_id),
+            lambda: feed.trim_oldest(
+                cast("Tx", connection), workspace_id, stored_before=NOW + DAY, is_removed=True
+            ),
             lambda: uploads.publish(connection, make_batch(workspace_id, Content())),
             lambda: uploads.get(connection, workspace_id, file_id, now=NOW),
             lambda: uploads.created_at(connection, workspace_id, file_id),

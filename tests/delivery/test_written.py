@@ -4,11 +4,13 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from callers import ADMIN, Caller, Part, ask, pattern, registered
 from factories import (
+    HOUR,
     NOW,
     Content,
     Counters,
@@ -269,6 +271,14 @@ async def unacked_bytes(connection: Any, workspace_id: WorkspaceId) -> tuple[int
     return row["unacked_bytes"], row["kept"]
 
 
+async def make_room(db: Database, workspace_id: WorkspaceId, chance: random.Random) -> None:
+    """Trim some acknowledged rows, of any age."""
+    size = chance.randrange(3000)
+    async with db.transaction() as tx:
+        await feed.lock(tx, workspace_id)
+        await feed.trim_oldest(tx, workspace_id, stored_before=NOW + HOUR, at_least=size)
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_counted_bytes_of_a_feed_are_those_of_its_rows(
     parts: Parts,
@@ -306,9 +316,10 @@ async def test_the_counted_bytes_of_a_feed_are_those_of_its_rows(
         last = await connection.fetchval("select last_seq from feeds")
         await feed.acknowledge(connection, workspace_id, chance.randrange(last + 2))
 
+    made_room = partial(make_room, parts.db, workspace_id, chance)
     monkeypatch.setattr(feed, "_ROWS_PER_ACK", 2)
     for _ in range(20):
-        await chance.choice([message, files, reopened, trimmed, acknowledged])()
+        await chance.choice([message, files, reopened, trimmed, acknowledged, made_room])()
         counted, kept = await feed_bytes(connection, workspace_id)
         assert counted == kept
         counted, kept = await unacked_bytes(connection, workspace_id)

@@ -32,13 +32,14 @@ from sweeps import (
 from waiting import until
 
 from restante.database.partitions import Partition, PartitionState
-from restante.database.pool import Connection, Database
+from restante.database.pool import Connection, Database, transaction
 from restante.database.spans import Span
 from restante.errors import CursorGone, DatabaseUnavailable
 from restante.feed import store
 from restante.feed.rules import EVERYTHING
 from restante.feed.service import Feed, Query
 from restante.feed.subject import TRIM, FeedPartitions
+from restante.feed.total import TotalLimit
 from restante.ids import WorkspaceId
 from restante.retention.rules import FINISH_DETACH
 from restante.retention.sweep import Sweep
@@ -109,7 +110,9 @@ def test_a_partition_is_trimmed_when_its_last_moment_is_as_old_as_the_retention(
     span = Span(end - DAY, end)
     partition = Partition("feed", "feed_1", PartitionState.ATTACHED, span, "feed", 100)
 
-    decided = FeedPartitions(retention=RETENTION).decide(partition, None, now=now)
+    decided = FeedPartitions(retention=RETENTION, limit=TotalLimit()).decide(
+        partition, None, now=now
+    )
 
     assert not isinstance(decided, HeldSpace)
     assert [(step.action, step.bytes) for step in decided] == ([(TRIM, 100)] if goes else [])
@@ -354,6 +357,31 @@ async def test_a_page_that_was_read_before_a_trim_is_whole_or_refused(
 
     with pytest.raises(CursorGone):
         await feed.read(workspace_id, Query(since_id=ids[1]))
+    assert await seqs_after(feed, workspace_id, ids[3]) == [5]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_page_is_refused_if_its_rows_are_deleted_to_make_room(
+    db_with_partitions: Database,
+    connection: Any,
+    workspace_id: WorkspaceId,
+    ids: list[Any],
+    moment: str,
+):
+    """Right before or after the rows are read: the marks are read last, and tell."""
+    await store.acknowledge(connection, workspace_id, 3)
+
+    async def delete() -> None:
+        async with transaction(connection) as tx:
+            await store.lock(tx, workspace_id)
+            assert await store.trim_oldest(tx, workspace_id, stored_before=utc_now()) == 3
+
+    db = Interleaved(db_with_partitions, store.queries.rows_after, **{moment: delete})
+    feed = make_feed(db)
+
+    with pytest.raises(CursorGone):
+        await feed.read(workspace_id, Query(since_id=ids[0]))
+    db.before = db.after = None
     assert await seqs_after(feed, workspace_id, ids[3]) == [5]
 
 

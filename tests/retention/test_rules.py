@@ -21,6 +21,7 @@ from restante.delivery.subject import (
     ExpiredAnswers,
 )
 from restante.feed.subject import TRIM, FeedPartitions
+from restante.feed.total import TotalLimit
 from restante.ids import WorkspaceId
 from restante.retention.rules import (
     DROP_DETACHED,
@@ -43,7 +44,7 @@ FEED_RETENTION = 30 * DAY
 
 UPLOADS, ANSWERS = DueUploads(ack_retention=HOUR), ExpiredAnswers()
 BUCKETS = Buckets(width=HOUR, ack_retention=HOUR)
-FEED = FeedPartitions(retention=FEED_RETENTION)
+FEED = FeedPartitions(retention=FEED_RETENTION, limit=TotalLimit())
 SUBJECTS = Subjects(UPLOADS, ANSWERS, BUCKETS, FEED)
 
 LEFT_OVER = {PartitionState.DETACHING, PartitionState.DETACHED}

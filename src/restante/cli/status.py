@@ -64,6 +64,9 @@ def _show(console: Console, space: wire.SpaceView) -> None:
         f"acknowledged, {states.acked} acknowledged, {states.expired} expired. "
         f"Active workspaces: {space.workspaces_active}."
     )
+    console.print(
+        f"Feeds: {shown_bytes(space.feed_bytes)} of at most {shown_bytes(space.max_feed_bytes)}."
+    )
     console.print(_tables(space))
     console.print(_partitions(space))
     if space.workspaces:

@@ -72,7 +72,7 @@ async def reopen(
             quota=receiver.policy.quota,
             limits=limits,
         ):
-            raise await _not_reopened(connection, found, limits)
+            raise await _not_reopened(connection, found, limits, now=now)
         return True
 
     with receiver.wakeups.growing(workspace_id):
@@ -81,13 +81,15 @@ async def reopen(
 
 
 async def _not_reopened(
-    connection: Connection, upload: Upload, limits: WriteLimits
+    connection: Connection, upload: Upload, limits: WriteLimits, *, now: datetime
 ) -> RestanteError:
     """A limit is reached, or the upload was reopened or swept in the same moment."""
     fill = await feed.fill_of(connection, upload.workspace_id)
     announced = store.announced_bytes(upload.workspace_id, [upload])
     refusal = fill and fill.refusal(limits, feed=announced, written=store.reopened_bytes(upload))
-    if isinstance(refusal, FeedFull) and await feed_room.free(connection, upload.workspace_id):
+    if isinstance(refusal, FeedFull) and await feed_room.free(
+        connection, upload.workspace_id, limits, announced, now=now
+    ):
         return feed_room.freed_meanwhile()
     return refusal or UploadGone(GONE)
 

@@ -418,7 +418,9 @@ class Incoming:
         refusal = fill.refusal(self._receiver.limits, feed=feed_bytes, written=written_bytes)
         # Not in the transaction of an application, which may be long.
         may_free = isinstance(refusal, FeedFull) and not is_in_transaction(connection)
-        if may_free and await feed_room.free(connection, self.workspace_id):
+        if may_free and await feed_room.free(
+            connection, self.workspace_id, self._receiver.limits, feed_bytes, now=now
+        ):
             return feed_room.freed_meanwhile()
         sentence = "The upload took longer than its room is reserved; send it again."
         return refusal or UploadTooSlow(sentence)

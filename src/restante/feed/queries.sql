@@ -183,14 +183,136 @@ update feeds
  where workspace_id = $1 and feeds.counted_seq = seen.counted_seq;
 
 -- name: part_of
--- The unacknowledged bytes from one sender, among so many of the newest rows.
-select coalesce(sum(bytes), 0)
-  from (select source_id, bytes from feed
-         where workspace_id = $1
-           and seq > (select greatest(acked_seq, trimmed_seq) from feeds where workspace_id = $1)
+-- The bytes from one sender, among so many of the newest rows: those that are not acknowledged, and with
+-- them those that were stored too recently to be trimmed.  Ids follow the time.
+with bounds as materialized (
+    select acked_seq,
+           greatest(trimmed_seq, least(acked_seq, coalesce((
+               select seq from feed where workspace_id = $1 and id < $4 order by id desc limit 1
+           ), 0))) as after_seq
+      from feeds
+     where workspace_id = $1
+)
+select coalesce(sum(bytes) filter (where seq > (select acked_seq from bounds)), 0)::bigint
+           as unacked_bytes,
+       coalesce(sum(bytes), 0)::bigint as held_bytes
+  from (select source_id, bytes, seq from feed
+         where workspace_id = $1 and seq > (select after_seq from bounds)
          order by seq desc
          limit $3) as newest
  where source_id = $2;
+
+-- name: total_bytes
+select coalesce(sum(feed_bytes), 0)::bigint from feeds;
+
+-- name: lock
+select from feeds where workspace_id = $1 for update;
+
+-- name: trim_oldest
+-- The feed was locked by a statement before this one, so the snapshot has all that was committed by
+-- then.  Rows go oldest first, up to the first one that must stay, or until so many rows or bytes are
+-- enough: senders wait meanwhile.  The mark and the rows go in one commit: a reader that reads marks after
+-- rows notices.
+with bounds as materialized (
+    select trimmed_seq, settled_seq, last_seq,
+           case when $5::boolean then last_seq else acked_seq end as up_to_seq
+      from feeds
+     where workspace_id = $1
+), oldest as (
+    select seq, coalesce(bytes, 0) as bytes, created_at < $2 as is_old
+      from feed
+     where workspace_id = $1
+       and seq > (select trimmed_seq from bounds)
+       and seq <= (select up_to_seq from bounds)
+     order by seq
+     limit $3
+), measured as (
+    select seq, bytes,
+           bool_and(is_old) over so_far as may_go, sum(bytes) over so_far as bytes_so_far
+      from oldest
+    window so_far as (order by seq rows unbounded preceding)
+), going as materialized (
+    select max(seq) as seq, count(*) as rows, sum(bytes) as bytes,
+           coalesce(sum(bytes) filter (where seq > (select settled_seq from bounds)), 0) as unacked
+      from measured
+     where may_go and bytes_so_far - bytes < $4
+), deleted as (
+    delete from feed
+     where workspace_id = $1
+       and seq > (select trimmed_seq from bounds)
+       and seq <= (select seq from going)
+)
+update feeds
+   set trimmed_seq = going.seq,
+       settled_seq = greatest(settled_seq, going.seq),
+       feed_bytes = case last_seq when going.seq then 0 else greatest(feed_bytes - going.bytes, 0) end,
+       unacked_bytes = case last_seq when going.seq then 0
+                                     else greatest(unacked_bytes - going.unacked, 0) end,
+       counted_seq = case when counted_seq = trimmed_seq or last_seq = going.seq then going.seq
+                          else counted_seq end
+  from going
+ where workspace_id = $1 and going.seq is not null
+returning going.rows;
+
+-- name: lock_largest
+-- Of the largest feeds that have rows which nobody needs, the first that nobody has locked.  A workspace
+-- that was removed can register again, so its rows stay for as long as acknowledged ones.
+with large as materialized (
+    select workspace_id, trimmed_seq, feed_bytes, is_removed
+      from feeds left join lateral (
+               select status = 'removed' and last_seen_at < $1 as is_removed
+                 from workspaces where id = feeds.workspace_id
+           ) as workspace on true
+     where trimmed_seq < case when is_removed then last_seq else acked_seq end
+     order by feed_bytes desc
+     limit $2
+), due as materialized (
+    select workspace_id, feed_bytes, coalesce(is_removed, false) as is_removed
+      from large
+     where (select created_at from feed
+             where feed.workspace_id = large.workspace_id and seq > trimmed_seq
+             order by seq limit 1) < $1
+)
+select feeds.workspace_id, due.is_removed
+  from feeds join due using (workspace_id)
+ order by due.feed_bytes desc
+ limit 1
+   for update of feeds skip locked;
+
+-- name: count_unneeded
+with large as materialized (
+    select workspace_id, trimmed_seq,
+           case when is_removed then last_seq else acked_seq end as up_to_seq
+      from feeds left join lateral (
+               select status = 'removed' and last_seen_at < $1 as is_removed
+                 from workspaces where id = feeds.workspace_id
+           ) as workspace on true
+     where trimmed_seq < case when is_removed then last_seq else acked_seq end
+     order by feed_bytes desc
+     limit $2
+)
+select count(*) from (
+    select from large, lateral (
+               select from feed
+                where feed.workspace_id = large.workspace_id
+                  and seq > trimmed_seq and seq <= up_to_seq and created_at < $1
+           ) as row
+     limit $3
+) as unneeded;
+
+-- name: needing
+-- Which of these workspaces need the row with this seq; one that was removed before a time needs none.
+select workspace_id, feed_bytes
+  from unnest($1::uuid[], $2::bigint[]) as one (workspace_id, seq)
+  join feeds using (workspace_id)
+ where one.seq > greatest(acked_seq, trimmed_seq)
+   and not exists (
+       select from workspaces
+        where id = feeds.workspace_id and status = 'removed' and last_seen_at < $3
+   );
+
+-- name: largest
+select workspace_id, feed_bytes from feeds where feed_bytes > 0 order by feed_bytes desc limit 1;
 
 -- name: in_partition
 -- The workspaces with rows in this partition, whose name is filled in, and the last row of each there.

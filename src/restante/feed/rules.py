@@ -7,7 +7,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from restante import wire
-from restante.errors import FeedFull, RestanteError, TooMuchWritten
+from restante.errors import FeedFull, RestanteError, ServerFull, TooMuchWritten
 from restante.ids import ActivityId
 
 RECEIVED = "a2a_receive"
@@ -55,9 +55,39 @@ def row_bytes(*texts: str) -> int:
     return _ROW_BYTES + sum(len(text.encode()) for text in texts)
 
 
-# Rows are kept until they are trimmed by age, acknowledged or not.  A reader that acknowledges must
-# not find its feed full because of them, and the disk must not fill either.
+# Acknowledged rows are kept too, until they are trimmed by age or to make room.  They have a limit
+# of their own, so that a reader that acknowledges does not find its feed full because of them.
 _KEPT_TIMES = 4
+# A row is trimmed to make room only after this time, so that a reader can start over.  It also
+# bounds how fast rows are replaced: deleted ones take space until a vacuum.
+SHORTEST_KEPT = timedelta(hours=1)
+
+_GIB = 1024**3
+_MAX_TOTAL_BYTES = 16 * _GIB
+_PART_OF_DISK = 4
+_SERVER_RETRY_SECONDS = 60
+
+
+def max_total_bytes(chosen: int | None, *, disk_bytes: int | None) -> int:
+    """What all feeds together may hold: unless chosen, a part of the disk if it can be seen."""
+    if chosen is not None:
+        return chosen
+    if disk_bytes is None:
+        return _MAX_TOTAL_BYTES
+    return min(disk_bytes // _PART_OF_DISK, _MAX_TOTAL_BYTES)
+
+
+def is_nearly_full(total_bytes: int, max_bytes: int) -> bool:
+    """Whether more than three quarters are taken."""
+    return 4 * total_bytes > 3 * max_bytes
+
+
+def server_full() -> ServerFull:
+    """The refusal when all feeds together hold as much as they may; it tells no totals."""
+    return ServerFull(
+        "This server has no room for more messages at the moment.",
+        retry_after_seconds=_SERVER_RETRY_SECONDS,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +116,13 @@ class WriteLimits:
         """
         Up to here nobody asks who sent the rows.
 
-        It is also what one sender may have in the feed, so that it cannot take all from others.
+        It is also what one sender may have in the feed, so that it cannot take all from others:
+        half of the unacknowledged bytes, and a quarter of those that are kept.
         """
         if not self.is_for_others:
             return self
         part = self.max_feed_bytes // 2
-        return replace(self, max_feed_bytes=part, kept_times=2 * self.kept_times)
+        return replace(self, max_feed_bytes=part, kept_times=self.kept_times // 2)
 
 
 UNLIMITED = WriteLimits(max_written_bytes=2**60, max_feed_bytes=2**60)
@@ -110,18 +141,23 @@ class Fill:
     def refusal(self, limits: WriteLimits, *, feed: int, written: int) -> RestanteError | None:
         """Why that much more is refused; None if there is room for it."""
         if self.unacked_bytes + feed > limits.max_feed_bytes:
-            how = "unacknowledged bytes. Acknowledge rows to make room"
-            return self._feed_full(limits, self.unacked_bytes, limits.max_feed_bytes, how)
-        if self.feed_bytes + feed > limits.max_kept_bytes:
-            how = "bytes, acknowledged rows included"
-            return self._feed_full(limits, self.feed_bytes, limits.max_kept_bytes, how)
+            return self._unacked_full(limits)
+        if self.kept_excess(limits, feed):
+            return self._kept_full(limits)
         if self.written_bytes + written > limits.max_written_bytes:
             return self._too_much_written(limits)
         return None
 
-    def _feed_full(
-        self, limits: WriteLimits, found_bytes: int, max_bytes: int, how: str
-    ) -> FeedFull:
+    def kept_excess(self, limits: WriteLimits, size: int) -> int:
+        """How much must go before so much more fits among all rows that the feed keeps."""
+        return max(self.feed_bytes + size - limits.max_kept_bytes, 0)
+
+    def fits_anybody(self, limits: WriteLimits, size: int) -> bool:
+        """Whether so much more fits, whoever sends it."""
+        free = limits.for_any_sender
+        return self.unacked_bytes + size <= free.max_feed_bytes and not self.kept_excess(free, size)
+
+    def _unacked_full(self, limits: WriteLimits) -> FeedFull:
         if limits.is_for_others or not self.oldest_row_at:
             return FeedFull(
                 "The feed of this workspace is full until it acknowledges rows, or its oldest are "
@@ -129,10 +165,32 @@ class Fill:
             )
         frees_at = self.oldest_row_at + limits.feed_retention
         return FeedFull(
-            f"The feed of this workspace has {found_bytes} of {max_bytes} {how}. "
+            f"The feed of this workspace has {self.unacked_bytes} of {limits.max_feed_bytes} "
+            "unacknowledged bytes. Acknowledge rows to make room. "
             f"Its oldest rows are trimmed after {frees_at:%Y-%m-%d %H:%M} UTC.",
-            feed_bytes=found_bytes,
-            max_bytes=max_bytes,
+            feed_bytes=self.unacked_bytes,
+            max_bytes=limits.max_feed_bytes,
+            frees_at=frees_at.isoformat(),
+        )
+
+    def _kept_full(self, limits: WriteLimits) -> FeedFull:
+        """
+        The oldest rows are acknowledged, or the unacknowledged ones alone would be too many.
+
+        So they leave when they are old enough.
+        """
+        if limits.is_for_others or not self.oldest_row_at:
+            return FeedFull(
+                "The feed of this workspace keeps as much as it may. Rows that it has acknowledged "
+                "make room an hour after they were stored."
+            )
+        frees_at = self.oldest_row_at + SHORTEST_KEPT
+        return FeedFull(
+            f"The feed of this workspace has {self.feed_bytes} of {limits.max_kept_bytes} bytes, "
+            "acknowledged rows included. Those make room an hour after they were stored, the "
+            f"first of them at {frees_at:%Y-%m-%d %H:%M} UTC.",
+            feed_bytes=self.feed_bytes,
+            max_bytes=limits.max_kept_bytes,
             frees_at=frees_at.isoformat(),
         )
 
@@ -148,6 +206,37 @@ class Fill:
             max_bytes=limits.max_written_bytes,
             retry_after_seconds=wait_seconds,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SenderPart:
+    """The bytes of a feed from one sender: unacknowledged, and those that cannot be trimmed yet."""
+
+    unacked_bytes: int
+    held_bytes: int
+
+    def plus(self, size: int) -> "SenderPart":
+        return SenderPart(self.unacked_bytes + size, self.held_bytes + size)
+
+    def refusal(self, fill: Fill, limits: WriteLimits, size: int) -> FeedFull | None:
+        """
+        Why so much more of this sender is refused; None if it is not.
+
+        The part may be a few seconds old, but it is never more than the feed has.
+        """
+        part = limits.for_any_sender
+        if min(self.unacked_bytes, fill.unacked_bytes) + size > part.max_feed_bytes:
+            return FeedFull(
+                "Too many messages from this sender are unacknowledged; send more when the "
+                "workspace has acknowledged some."
+            )
+        if min(self.held_bytes, fill.feed_bytes) + size > part.max_kept_bytes:
+            return FeedFull(
+                "This sender has sent as much as the feed of this workspace keeps of one sender. "
+                "Messages that the workspace has acknowledged make room an hour after they were "
+                "stored."
+            )
+        return None
 
 
 @dataclass(frozen=True, slots=True)

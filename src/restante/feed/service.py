@@ -21,6 +21,7 @@ from restante.feed.rules import (
     Query,
     WriteLimits,
 )
+from restante.feed.total import FeedTotal, TotalLimit
 from restante.feed.wakeups import Wakeups
 from restante.ids import ActivityId, WorkspaceId, new_activity_id
 from restante.retention.disk import Disk
@@ -39,6 +40,7 @@ class Feed:
         wakeups: Wakeups,
         limits: WriteLimits,
         disk: Disk,
+        total_limit: TotalLimit | None = None,
     ) -> None:
         self._db = db
         self._scans = Scans()
@@ -49,14 +51,22 @@ class Feed:
         self.wakeups = wakeups
         self._limits = limits
         self._disk = disk
+        self.total = FeedTotal(db, total_limit or TotalLimit(disk=disk))
 
     async def append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
         """
         Append one row in a synced commit, and wake waiting readers.
 
-        Raises WorkspaceUnknown, FeedFull, TooMuchWritten, DiskLow and OutcomeUnknown.
+        Raises WorkspaceUnknown, FeedFull, TooMuchWritten, ServerFull, DiskLow and OutcomeUnknown.
         """
         self._disk.take(row.bytes)
+        async with self.total.adding(row.bytes):
+            seq = await self._append(workspace_id, row, now=now)
+        log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
+        return seq
+
+    async def _append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
+        """The same in a feed that may be full, on a server that is not."""
         row_id, limits = new_activity_id(now), self._limits.for_source(row.source_id)
 
         async def append(limits: WriteLimits) -> int | None:
@@ -69,25 +79,26 @@ class Feed:
         with self.wakeups.growing(workspace_id):
             seq = await append(limits.for_any_sender)
             if seq is None:
-                await self._make_room(workspace_id, row, limits)
+                await self._make_room(workspace_id, row, limits, now=now)
                 seq = await append(limits)
         if seq is None:
             async with self._db.connection() as connection:
                 raise await room.refusal(connection, workspace_id, limits, row.bytes)
-        log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
         return seq
 
     async def _make_room(
-        self, workspace_id: WorkspaceId, row: NewActivity, limits: WriteLimits
+        self, workspace_id: WorkspaceId, row: NewActivity, limits: WriteLimits, *, now: datetime
     ) -> None:
         """Free what can be freed, and refuse a sender that has filled its part of the feed."""
         async with self._db.connection() as connection:
-            await room.free(connection, workspace_id)
+            await room.free(connection, workspace_id, limits, row.bytes, now=now)
             fill = await store.fill_of(connection, workspace_id)
         if row.source_id is None or fill is None:
             return
-        if fill.unacked_bytes + row.bytes > limits.for_any_sender.max_feed_bytes:
-            await self._parts.take(workspace_id, row.source_id, row.bytes, limits)
+        if not fill.fits_anybody(limits, row.bytes):
+            await self._parts.take(
+                workspace_id, row.source_id, row.bytes, fill=fill, limits=limits, now=now
+            )
 
     async def read(self, workspace_id: WorkspaceId, query: Query) -> Page:
         """

@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from restante import wire
 from restante.database import sql
-from restante.database.pool import Connection, Row
+from restante.database.pool import Connection, Row, Tx
 from restante.feed.rules import (
     MAX_PAGE_BYTES,
     UNLIMITED,
@@ -18,6 +18,7 @@ from restante.feed.rules import (
     Filter,
     Marks,
     NewActivity,
+    SenderPart,
     WriteLimits,
 )
 from restante.ids import ActivityId, WorkspaceId, lowest_activity_id, new_activity_id
@@ -31,6 +32,12 @@ _ROWS_PER_TRIM_OF_ONE = 5000
 # An acknowledgement subtracts the bytes of so many rows; a step of `settle` those of so many more.
 _ROWS_PER_ACK = 1000
 _ROWS_PER_SETTLEMENT = 10_000
+# Deleting so many bytes takes a tenth of a second.
+_ROWS_PER_DELETION = 1000
+_BYTES_PER_DELETION = 16 * 1024 * 1024
+# Among so many of the largest feeds, those are found that can be trimmed.
+_LARGEST_LOOKED_AT = 200
+_WORKSPACES_PER_LOOK = 1000
 # A sender with more rows than these is not found out by its older ones.
 _ROWS_PER_PART = 200_000
 _LAGS_SHOWN = 20
@@ -196,9 +203,89 @@ async def recount(connection: Connection, workspace_id: WorkspaceId) -> None:
     await connection.execute(queries.recount, workspace_id)
 
 
-async def part_of(connection: Connection, workspace_id: WorkspaceId, sender: UUID) -> int:
-    """How many unacknowledged bytes of a feed are from one sender."""
-    return await connection.fetchval(queries.part_of, workspace_id, sender, _ROWS_PER_PART)
+async def part_of(
+    connection: Connection, workspace_id: WorkspaceId, sender: UUID, *, held_since: datetime
+) -> SenderPart:
+    """How many bytes of a feed are from one sender, and unacknowledged or not older than that."""
+    since = lowest_activity_id(held_since)
+    row = await connection.fetchrow(queries.part_of, workspace_id, sender, _ROWS_PER_PART, since)
+    return SenderPart(**row) if row else SenderPart(0, 0)
+
+
+async def total_bytes(connection: Connection) -> int:
+    """What all feeds together keep."""
+    return await connection.fetchval(queries.total_bytes)
+
+
+async def lock(tx: Tx, workspace_id: WorkspaceId) -> None:
+    """Keep others from changing a feed until the transaction ends."""
+    await tx.execute(queries.lock, workspace_id)
+
+
+async def trim_oldest(
+    tx: Tx,
+    workspace_id: WorkspaceId,
+    *,
+    stored_before: datetime,
+    at_least: int = 2**60,
+    is_removed: bool = False,
+) -> int:
+    """
+    Delete some of the oldest rows of a feed that is locked, and raise its mark; returns how many.
+
+    Only rows that were stored before that, and are acknowledged unless the workspace is removed; no
+    more than take at least so many bytes together.
+    """
+    size = min(at_least, _BYTES_PER_DELETION)
+    statement, rows = queries.trim_oldest, _ROWS_PER_DELETION
+    args = (workspace_id, stored_before, rows, size, is_removed)
+    return await tx.fetchval(statement, *args) or 0
+
+
+async def trim_largest(tx: Tx, *, stored_before: datetime) -> int:
+    """Trim the largest feed that has rows which nobody needs; returns how many; 0 if none has."""
+    found = await tx.fetchrow(queries.lock_largest, stored_before, _LARGEST_LOOKED_AT)
+    if found is None:
+        return 0
+    return await trim_oldest(
+        tx, found["workspace_id"], stored_before=stored_before, is_removed=found["is_removed"]
+    )
+
+
+async def count_unneeded(connection: Connection, stored_before: datetime, *, limit: int) -> int:
+    """How many rows of the largest feeds nobody needs, up to a limit."""
+    return await connection.fetchval(
+        queries.count_unneeded, stored_before, _LARGEST_LOOKED_AT, limit
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """How many workspaces need rows, and which of them has the largest feed."""
+
+    workspaces: int
+    largest_id: UUID | None = None
+    largest_bytes: int | None = None
+
+
+async def needed_in(connection: Connection, partition: str, *, removed_before: datetime) -> Needed:
+    """Who has not acknowledged rows of this partition; who was removed before that needs none."""
+    statement, last = queries.in_partition % ((sql.quoted(partition),) * 3), UUID(int=0)
+    needed = list[Row]()
+    while found := await connection.fetch(statement, last, _WORKSPACES_PER_LOOK):
+        last = found[-1]["workspace_id"]
+        ids, seqs = [one["workspace_id"] for one in found], [one["seq"] for one in found]
+        needed += await connection.fetch(queries.needing, ids, seqs, removed_before)
+    if not needed:
+        return Needed(0)
+    largest = max(needed, key=lambda one: one["feed_bytes"])
+    return Needed(len(needed), largest["workspace_id"], largest["feed_bytes"])
+
+
+async def largest(connection: Connection) -> Needed:
+    """The largest feed."""
+    row = await connection.fetchrow(queries.largest)
+    return Needed(1, row["workspace_id"], row["feed_bytes"]) if row else Needed(0)
 
 
 async def trim(connection: Connection, partition: str) -> None:

@@ -117,6 +117,10 @@ class PartitionSubject(Subject, Generic[Contents]):
     async def carry_out(self, step: PlanStep, partition: Partition, work: Work) -> str | None:
         """Carry out a step of `decide`; returns the reason if it must wait for the next pass."""
 
+    def is_looked_at(self, partition: Partition, *, now: datetime) -> bool:
+        """Whether `decide` is asked about it; unless a subject says otherwise, once it is past."""
+        return self.is_past(partition, now=now)
+
     def is_past(self, partition: Partition, *, now: datetime) -> bool:
         """Whether no more rows are written to it; true of a partition that is half removed."""
         return partition.span is None or partition.span.end + self.settling <= now

@@ -235,7 +235,7 @@ class Sweep:
             for subject in self._subjects.rows
         ]
         found = await partitions.partitions_of(connection, self._subjects.partitioned_tables)
-        past = [one for one in found if self._subjects.of_partition(one).is_past(one, now=now)]
+        past = [one for one in found if self._subjects.of_partition(one).is_looked_at(one, now=now)]
         is_new = any(one.name not in self._settled for one in past)
         is_emptied = any(
             subject.empties_partitions and sum(counts.values()) for subject, counts in due

@@ -251,7 +251,11 @@ class SpaceMetrics:
             self.leaf_lead_seconds.labels(table.name)
         self.pins = page.gauge(
             "space_pins",
-            "Transactions, replication slots and workspaces that keep space from being freed.",
+            "Transactions, replication slots, workspaces and feed rows that keep space.",
+        )
+        self.feed_bytes = page.gauge("feed_bytes", "Bytes of the rows that all feeds keep.")
+        self.feed_bytes_limit = page.gauge(
+            "feed_bytes_limit", "Messages are refused when all feeds would keep more than this."
         )
         self.uploads = page.gauge("uploads", "Uploads by state.", ["state"])
         for state in UPLOAD_STATES:
@@ -268,6 +272,8 @@ class SpaceMetrics:
         self.growth.set(_or_nan(space.growth_bytes_per_day))
         self.days_until_full.set(_or_nan(space.days_until_full))
         self.pins.set(len(space.pins))
+        self.feed_bytes.set(space.feed_bytes)
+        self.feed_bytes_limit.set(space.max_feed_bytes)
         for state in UPLOAD_STATES:
             self.uploads.labels(state).set(getattr(space.uploads, state))
         self.workspaces_active.set(space.workspaces_active)

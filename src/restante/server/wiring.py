@@ -25,7 +25,8 @@ from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, Expir
 from restante.errors import DatabaseFull
 from restante.feed.rules import WriteLimits
 from restante.feed.service import Feed
-from restante.feed.subject import FeedPartitions
+from restante.feed.subject import CrowdedFeeds, FeedPartitions
+from restante.feed.total import TotalLimit
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.http.operations import JsonPace
@@ -123,8 +124,8 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
                 timeout_seconds=settings.push_timeout_seconds,
             )
         )
-        subjects = subjects_of(settings)
         disk = await disk_of(settings, db, _ballast(settings, directory))
+        subjects = subjects_of(settings, disk)
         services = _services(settings, db, disk, wakeups, push, subjects, token)
         await _prepare_to_store(settings, services, subjects)
         loops = jobs.loops(settings, services, subjects)
@@ -149,8 +150,8 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
     async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
         await Readiness(db, migrate.shipped()).check()
         settings = await with_saved_retention(settings, db, given=given)
-        wakeups, subjects = Wakeups(db, Listener(dsn)), subjects_of(settings)
         disk = await disk_of(settings, db, _ballast(settings, data_directory(settings)))
+        wakeups, subjects = Wakeups(db, Listener(dsn)), subjects_of(settings, disk)
         yield Operator(
             sweep_of(db, subjects, disk),
             SpaceAccount(db, subjects, disk),
@@ -221,17 +222,19 @@ def _ack_retention(settings: Settings) -> timedelta:
     return max(_retention_settings(settings).ack, timedelta(0))
 
 
-def subjects_of(settings: Settings) -> Subjects:
+def subjects_of(settings: Settings, disk: Disk | None = None) -> Subjects:
     """Everything that is kept bounded, in the order in which a sweep handles it."""
     ack, feed = _ack_retention(settings), _retention_settings(settings).feed
+    limit = _feed_limit(settings, disk)
     return Subjects(
         DueUploads(ack_retention=ack),
         ExpiredReservations(),
         ExpiredAnswers(),
         RemovedWorkspaces(retention=feed),
         SpaceSamples(),
+        CrowdedFeeds(limit),
         Buckets(width=timedelta(seconds=settings.bucket_seconds), ack_retention=ack),
-        FeedPartitions(retention=feed),
+        FeedPartitions(retention=feed, limit=limit),
     )
 
 
@@ -284,7 +287,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
             disk=disk,
         ),
         push=push,
-        feed=Feed(db, wakeups, _write_limits(settings), disk),
+        feed=Feed(db, wakeups, _write_limits(settings), disk, _feed_limit(settings, disk)),
         watch_policy=WatchPolicy(),
         wakeups=wakeups,
         message_rate=Rate(settings.messages_per_minute, settings.message_bytes_per_minute),
@@ -329,6 +332,10 @@ def _write_limits(settings: Settings) -> WriteLimits:
         max_feed_bytes=settings.workspace_max_feed_bytes,
         feed_retention=_retention_settings(settings).feed,
     )
+
+
+def _feed_limit(settings: Settings, disk: Disk | None) -> TotalLimit:
+    return TotalLimit(settings.server_max_feed_bytes, disk)
 
 
 @asynccontextmanager

@@ -160,4 +160,8 @@ class SpaceView(Struct, frozen=True, kw_only=True, rename={"partitions": "leaves
         list[WriterView],
         Meta(description="Those for which most was written, aborted and acknowledged included."),
     ]
+    feed_bytes: Annotated[int, Meta(description="What the feeds of all workspaces keep.")]
+    max_feed_bytes: Annotated[
+        int, Meta(description="Messages are refused when all feeds would keep more than this.")
+    ]
     pins: list[PinView]
