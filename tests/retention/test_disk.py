@@ -212,6 +212,24 @@ async def test_requests_and_the_watch_leave_the_last_piece_of_the_ballast_to_the
     assert ballast.in_place() == 0
 
 
+async def test_the_last_piece_is_given_up_if_postgres_accepts_no_session(
+    db: Database, ballast: Ballast
+):
+    """Without a session nothing can be swept; this ends the start of Postgres."""
+    disk = await located(db, ballast=ballast, reserve_bytes=MORE_THAN_ANY_DISK)
+    other = OtherProgram(ballast.home)
+    for _ in range(PIECES):
+        await disk.tend()
+        other.take_all()
+    kept = ballast.in_place()
+
+    db.refuses_sessions = True
+    await disk.tend()
+
+    assert kept == ballast.piece_bytes
+    assert ballast.in_place() == 0
+
+
 async def test_without_ballast_the_error_reaches_the_caller(db: Database):
     async def write() -> None:
         raise DatabaseFull("The database has no space left; nothing was stored.")

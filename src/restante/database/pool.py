@@ -72,6 +72,7 @@ class Database:
         self._acquire_timeout_seconds = acquire_timeout_seconds
         self._doubted_at = -_DOUBT_SECONDS
         self.disk_full_at = -math.inf  # when Postgres last failed for that reason, monotonic
+        self.refuses_sessions = False  # for that reason, when the last one was opened
 
     @classmethod
     async def open(
@@ -125,8 +126,10 @@ class Database:
                 f"No database connection became free within {seconds:g} s."
             ) from error
         except driver_errors.CONNECTING as error:
+            self.refuses_sessions = driver_errors.is_disk_full(error)
             self._note_full_disk(error)
             raise DatabaseUnavailable(f"The database does not answer: {reason(error)}.") from error
+        self.refuses_sessions = False
         try:
             with translated():
                 yield connection

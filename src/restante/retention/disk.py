@@ -151,7 +151,8 @@ class Disk:
     async def tend(self) -> DiskState:
         """Keep the ballast as it should be, and find out whether an unseen disk is still full."""
         if self.is_low:
-            self._make_room(keep_last=True)
+            # A Postgres that has just started writes before it accepts a session, also the sweep's.
+            self._make_room(keep_last=not self._db.refuses_sessions)
             await self._probe_if_unseen()
         else:
             await self._refill()
