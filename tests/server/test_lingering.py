@@ -200,3 +200,8 @@ async def test_a_client_that_is_cut_off_is_closed_a_moment_later(
             async with asyncio.timeout(0.3):
                 await wire.rest()
         await until(lambda: asyncio.sleep(0, not site.state.concurrency._running))
+        (protocol,) = protocols_of(wire)
+        found = protocol()
+        assert found is not None
+        found.shutdown()  # but a server that stops does not wait for it
+        assert await wire.is_closed()

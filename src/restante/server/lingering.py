@@ -85,6 +85,13 @@ class LingeringHttp(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
+    def shutdown(self) -> None:
+        """The server stops; a connection that waits to be closed is not waited for."""
+        if self.is_lingering or (self.cycle and self.cycle.disconnected):
+            self.transport.abort()
+        else:
+            super().shutdown()
+
     def on_headers_complete(self) -> None:
         before = self.cycle
         super().on_headers_complete()
