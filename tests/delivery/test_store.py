@@ -72,7 +72,9 @@ BROKEN: dict[str, Callable[[Batch], Batch]] = {
     "name": lambda batch: _with_file(batch, name="not/a/name"),
     "dots": lambda batch: _with_file(batch, name=".."),
     "empty": lambda batch: _with_file(batch, size=0),
-    "too_large": lambda batch: _with_file(batch, size=26_214_401),
+    "too_large": lambda batch: replace(
+        _with_file(batch, size=64 * 1024**3 + 1), quota=Quota(2**40, 100)
+    ),
     "digest": lambda batch: _with_file(batch, sha256=b"short"),
     "twice": lambda batch: _with_file(batch, file_id=batch.files[0].file_id),
     "chunk_empty": lambda batch: _with_chunk(batch, 0, b""),

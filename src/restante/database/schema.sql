@@ -79,15 +79,20 @@ create table uploads (
     bucket         timestamptz not null,  -- where its chunks are; changes when they are moved
     name           text        not null check (name ~ '^[A-Za-z0-9._-]{1,100}$' and name not in ('.', '..')),
     mimetype       text        not null check (length(mimetype) <= 4224),
-    size           bigint      not null check (size between 1 and 26214400),
+    size           bigint      not null,
     sha256         bytea       not null check (octet_length(sha256) = 32),
     created_at     timestamptz not null,
     fetched_at     timestamptz,
     acked_at       timestamptz,
     expires_at     timestamptz not null,
     first_acked_at timestamptz,          -- set when it is reopened: then acked_at returns to this time
+    display_name   text,                 -- for people; null: the name, from before it was kept
     primary key (workspace_id, file_id)
 ) with (fillfactor = 85);
+-- Checked for new rows.  The size has the hard ceiling; a server's own limit is a setting.
+alter table uploads
+    add constraint uploads_size_check check (size between 1 and 68719476736) not valid,
+    add constraint uploads_display_name_check check (length(display_name) between 1 and 255) not valid;
 create index uploads_waiting on uploads (workspace_id, created_at, file_id) where acked_at is null;
 create index uploads_expiring on uploads (expires_at) where acked_at is null;
 create index uploads_acked on uploads (acked_at) where acked_at is not null;  -- keeps an idle sweep cheap
