@@ -76,7 +76,7 @@ async def registered(site: Site, url: str, mode: str = "push") -> Workspace:
     async with site.http.post("/registry/register", json=given) as answer:
         assert answer.status == 200
         got = await answer.json()
-    return Workspace(chosen, got["auth_token"], got.get("inbound_secret", ""))
+    return Workspace(chosen, got["auth_token"], got["platform_inbound_secret"])
 
 
 async def upload(site: Site, to: Workspace, body: Any = BODY, **headers: str) -> tuple[int, bytes]:

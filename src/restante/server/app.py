@@ -19,6 +19,7 @@ from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.http import problems
 from restante.http.operations import JsonPace
+from restante.http.origins import CrossOrigin
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
 from restante.retention.disk import Disk
@@ -74,6 +75,7 @@ class Services:
     space: SpaceAccount
     ack_retention: timedelta
     staging_enabled: bool
+    origins: frozenset[str]
 
 
 def build(services: Services) -> Starlette:
@@ -91,6 +93,7 @@ def build(services: Services) -> Starlette:
         setattr(app.state, field.name, getattr(services, field.name))
     requests = services.metrics.requests
     app.state.reference = _reference()
+    app.state.cross_origin = CrossOrigin(services.origins, ROUTES)
     for (method, path), statuses in _reference().statuses.items():
         requests.expect(method, path_label(path), statuses)
     for method in METHODS:

@@ -47,7 +47,7 @@ from restante.server.listener import HttpServer, address_of, is_loopback, listen
 from restante.server.loops import Loops
 from restante.server.metrics import Metrics
 from restante.server.stopping import StopOnSignal, stop_serving
-from restante.settings import Settings
+from restante.settings import Settings, allowed_origins
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.push import Push
@@ -297,6 +297,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         space=SpaceAccount(db, subjects, disk),
         ack_retention=_ack_retention(settings),
         staging_enabled=settings.staging,
+        origins=allowed_origins(settings, on_loopback=is_loopback(settings.host)),
     )
 
 
