@@ -6,10 +6,13 @@ They know the addresses, the headers and the JSON of the protocol, and no more.
 
 import http.client
 import json
-from collections.abc import Mapping
-from contextlib import closing
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode, urlsplit
 from uuid import uuid4
@@ -122,9 +125,9 @@ def newcomer(url: str) -> Outsider:
     return Outsider(url, id=str(uuid4()))
 
 
-def joined(url: str, **body: Any) -> Outsider:
+def joined(server: str, /, **body: Any) -> Outsider:
     """A registered workspace."""
-    stranger = newcomer(url)
+    stranger = newcomer(server)
     answer = stranger.register(**body)
     assert answer.status == 200, answer.body
     return stranger.with_token(answer.json["auth_token"])
@@ -135,3 +138,71 @@ def message(text: str = "hello", **fields: Any) -> dict[str, Any]:
     said = {"role": "user", "messageId": str(uuid4()), "parts": [{"kind": "text", "text": text}]}
     params = {"message": said | fields}
     return {"jsonrpc": "2.0", "id": "1", "method": "message/send", "params": params}
+
+
+class Delivered(NamedTuple):
+    """A request that a push workspace was sent."""
+
+    path: str
+    headers: Message
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Callback(ThreadingHTTPServer):
+    """A push workspace: it records what it is sent, and answers with `status` and `answer`."""
+
+    status = 200
+    answer = b'{"files": []}'
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Recording)
+        self.delivered: list[Delivered] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Recording(BaseHTTPRequestHandler):
+    server: Callback  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_POST(self) -> None:
+        body = _chunks(self.rfile) if "Transfer-Encoding" in self.headers else self._body()
+        self.server.delivered.append(Delivered(self.path, self.headers, body))
+        self.send_response(self.server.status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(self.server.answer)))
+        self.end_headers()
+        self.wfile.write(self.server.answer)
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing on the terminal of a test."""
+
+
+def _chunks(stream: BufferedIOBase) -> bytes:
+    """A chunked body."""
+    body = b""
+    while size := int(stream.readline(), 16):
+        body += stream.read(size)
+        stream.readline()
+    return body
+
+
+@contextmanager
+def callback() -> Iterator[Callback]:
+    """A push workspace that listens on this machine."""
+    with Callback() as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            serving.join()
