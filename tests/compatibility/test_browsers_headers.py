@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections.abc import Mapping
 from contextlib import closing
 from urllib.parse import urlsplit
 
@@ -114,10 +113,9 @@ def test_one_connection_serves_many_requests(workspace: Outsider):
 
 
 def test_http_1_0_is_answered_and_closed(workspace: Outsider):
-    answer = exchange(
-        workspace,
-        f"GET {workspace.path}/activity HTTP/1.0\r\nAuthorization: Bearer {workspace.token}\r\n\r\n",
-    )
+    own = f"Authorization: Bearer {workspace.token}"
+
+    answer = exchange(workspace, f"GET {workspace.path}/activity HTTP/1.0\r\n{own}\r\n\r\n")
 
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.split(b"\r\n")[0].endswith(b" 200 OK")
@@ -187,7 +185,7 @@ def test_unknown_fields_are_ignored(workspace: Outsider, other: Outsider):
 def test_what_other_programs_add_to_an_address_does_not_matter(workspace: Outsider):
     """Plus and percent signs, an empty query, and a host in capitals."""
     workspace.file()
-    own: Mapping[str, str] = {"Authorization": f"Bearer {workspace.token}", "Host": "LOCALHOST"}
+    own = {"Authorization": f"Bearer {workspace.token}", "Host": "LOCALHOST"}
     queries = ("?", "?type=a2a%5Freceive", "?&&limit=1&", "?limit=+1", "?limit=1&limit=1")
 
     for query in queries:

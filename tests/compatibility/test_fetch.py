@@ -28,7 +28,7 @@ def test_the_bytes_come_with_type_name_and_length(workspace: Outsider):
     assert answer.headers["Content-Type"] == "image/png"
     assert answer.headers["Content-Length"] == str(len(content))
     disposition = answer.headers["Content-Disposition"]
-    assert disposition.startswith('attachment; filename="my_plan.png"; filename*=UTF-8\'\'')
+    assert disposition.startswith("attachment; filename=\"my_plan.png\"; filename*=UTF-8''")
 
 
 def test_a_file_without_a_type_is_octet_stream(workspace: Outsider):

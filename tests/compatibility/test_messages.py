@@ -133,9 +133,7 @@ def test_a_repetition_to_another_receiver_is_another_message(
 
 
 @pytest.mark.parametrize("absent", [..., "", None])
-def test_a_body_without_a_method_is_message_send(
-    workspace: Outsider, admin: Outsider, absent: Any
-):
+def test_a_body_without_a_method_is_message_send(workspace: Outsider, admin: Outsider, absent: Any):
     body = message() | {"method": absent}
     if absent is ...:
         del body["method"]

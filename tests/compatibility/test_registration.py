@@ -1,4 +1,4 @@
-"""Registering, heartbeats, changes and removal, as programs for the existing server ask for them."""
+"""Registering, heartbeats, changes and removal, as clients of the existing server do it."""
 
 import json
 from typing import Any
@@ -54,9 +54,7 @@ def test_an_unknown_mode_is_a_400_that_names_the_field(url: str):
     assert "delivery_mode" in answer.error
 
 
-def test_without_a_mode_the_stored_one_stays_and_the_first_is_push(
-    url: str, workspace: Outsider
-):
+def test_without_a_mode_the_stored_one_stays_and_the_first_is_push(url: str, workspace: Outsider):
     for absent in (..., None, ""):
         first = newcomer(url).register(delivery_mode=absent, url=CALLABLE)
         again = workspace.register(delivery_mode=absent)
@@ -94,9 +92,7 @@ def test_every_registration_and_heartbeat_carries_the_inbound_secret(url: str):
     assert len(secrets.pop()) >= 32
 
 
-def test_a_workspace_and_its_neighbour_have_different_secrets(
-    workspace: Outsider, other: Outsider
-):
+def test_a_workspace_and_its_neighbour_have_different_secrets(workspace: Outsider, other: Outsider):
     secrets = {beat(one).json["platform_inbound_secret"] for one in (workspace, other)}
 
     assert len(secrets) == 2

@@ -181,9 +181,7 @@ def test_a_malformed_extended_name_is_ignored(workspace: Outsider):
 
 
 def test_a_name_that_is_not_utf_8_is_read_as_latin_1(workspace: Outsider):
-    answer = upload_named(
-        workspace, b'filename="caf\xe9 \xfc.txt"', b'filename="caf\xc3\xa9.txt"'
-    )
+    answer = upload_named(workspace, b'filename="caf\xe9 \xfc.txt"', b'filename="caf\xc3\xa9.txt"')
 
     assert names(answer) == ["caf___.txt", "caf_.txt"]
     people = [file["display_name"] for file in answer.json["files"]]

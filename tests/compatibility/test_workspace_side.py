@@ -54,7 +54,7 @@ class Runtime:
 
     def write(self, path: Path, content: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with open(os.open(path, flags, 0o600), "wb") as file:
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
             file.write(content)
 
     def _rewritten(self, body: dict[str, Any]) -> dict[str, Any]:
