@@ -61,8 +61,12 @@ async def test_broken_json_is_refused_everywhere(caller: Caller, nothing_stored:
         b"1",
         b"true",
     ]
+    # Fields that a route ignores are not decoded; what is wrong must be in one that it reads.
+    read = {"PATCH": ((b'"method"', b'"name"'), (b'"id"', b'"parent_id"'))}
     for route in JSON_ROUTES:
         for body in bodies:
+            for ignored, field in read.get(route, ()):
+                body = body.replace(ignored, field)  # noqa: PLW2901
             answer = await send_json(caller, route, body)
             assert_refused(answer, 400, 413)
 
@@ -131,7 +135,7 @@ async def test_json_that_costs_too_much_to_decode_is_refused(caller: Caller, not
 async def test_a_refusal_does_not_repeat_what_was_sent(caller: Caller, nothing_stored: None):
     for route, body in (
         ("/registry/register", {"id": caller.id, "agent_card": {}, "delivery_mode": "x" * 50_000}),
-        ("PATCH", {"x" * 10_000: 1}),
+        ("PATCH", {"parent_id": "x" * 10_000}),
         ("PATCH", {"delivery_mode": "` - at `$.name`" * 1_000}),
     ):
         answer = await send_json(caller, route, json.dumps(body).encode())

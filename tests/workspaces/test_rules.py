@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import pytest
 from hypothesis import given, strategies as st
+from msgspec import UNSET
 
 from restante.errors import BadRequest
 from restante.ids import WorkspaceId
@@ -30,7 +31,7 @@ changes = st.builds(
     delivery_mode=st.none() | modes,
     url=st.none() | urls,
     agent_card=st.none() | cards,
-    parent_id=st.none() | st.uuids(),
+    parent_id=st.just(UNSET) | st.none() | st.uuids(),
 )
 details = st.builds(
     Details,
@@ -61,7 +62,7 @@ def test_what_is_sent_counts_and_what_is_not_stays(stored: Details | None, sent:
     expected = {
         field.name: (
             getattr(before, field.name)
-            if getattr(sent, field.name) is None
+            if getattr(sent, field.name) is (UNSET if field.name == "parent_id" else None)
             else getattr(sent, field.name)
         )
         for field in fields(Details)

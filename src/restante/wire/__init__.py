@@ -55,6 +55,7 @@ from restante.wire.uploads import (
 from restante.wire.workspaces import (
     CALLER_ID as CALLER_ID,
     Heartbeat as Heartbeat,
+    HeartbeatNoted as HeartbeatNoted,
     IssuedToken as IssuedToken,
     Mode as Mode,
     Registered as Registered,

@@ -11,11 +11,9 @@ CALLER_ID = "X-Workspace-ID"
 
 Mode = Literal["poll", "push"]
 
-_CARD = {
-    "required": ["name"],
-    "properties": {"name": {"type": "string", "pattern": r"\S"}},
-    "examples": [{"name": "laptop"}],
-}
+_CARD = {"examples": [{"name": "laptop"}]}
+_INTEGRAL = {"multipleOf": 1, "examples": [1]}
+_SENT_AS_BEARER = "What we send as bearer when we call the workspace at its url."
 
 
 class Registration(Struct, frozen=True):
@@ -24,28 +22,38 @@ class Registration(Struct, frozen=True):
     id: Annotated[UUID, Meta(description="Chosen by the workspace, and kept by it.")]
     agent_card: Annotated[
         dict[str, Any],
-        Meta(description="Describes the workspace; needs a name.", extra_json_schema=_CARD),
+        Meta(
+            description="Describes the workspace. Without a `name`, the first 8 characters of the "
+            "id are its name. A push workspace without a `url` is called at the card's `url`.",
+            extra_json_schema=_CARD,
+        ),
     ]
     delivery_mode: Annotated[
-        Mode | None,
+        Literal["poll", "push", ""] | None,
         Meta(
             description="Whether it polls or is called at its url; push if never set.",
             examples=["poll"],
         ),
     ] = None
     url: Annotated[
-        str | None, Meta(description="Where a push workspace is called, http or https.")
+        str | None,
+        Meta(
+            description="Where a push workspace is called, http or https. One of a poll workspace "
+            "that cannot be called is ignored."
+        ),
     ] = None
 
 
 class Registered(Struct, frozen=True, omit_defaults=True):
-    """The secrets appear only when they are issued, at the first registration."""
+    """The token appears only when it is issued, at the first registration."""
 
     status: Literal["registered"]
     delivery_mode: Mode
+    # Servers of the previous release do not send it.
+    platform_inbound_secret: Annotated[str, Meta(description=_SENT_AS_BEARER)] = ""
     auth_token: str | None = None
     inbound_secret: Annotated[
-        str | None, Meta(description="What we send as bearer when we call a push workspace.")
+        str | None, Meta(description="The same, of a push workspace, for older programs.")
     ] = None
 
 
@@ -54,20 +62,34 @@ class Heartbeat(Struct, frozen=True):
 
     workspace_id: UUID
     active_tasks: Annotated[
-        int, Meta(ge=0, le=2**31 - 1, description="How many tasks it has.", examples=[1])
+        int | float | None,
+        Meta(
+            description="How many tasks it has; a negative number counts as 0.",
+            extra_json_schema=_INTEGRAL,
+        ),
     ] = 0
     current_task: Annotated[
-        str, Meta(description="What it is doing, for people.", examples=["reading a report"])
+        str | None,
+        Meta(description="What it is doing, for people.", examples=["reading a report"]),
     ] = ""
 
 
-class WorkspaceChanges(Struct, frozen=True, forbid_unknown_fields=True):
+class HeartbeatNoted(Struct, frozen=True):
+    """That the heartbeat was noted; a workspace that lost its secret finds it here."""
+
+    status: Literal["ok"]
+    platform_inbound_secret: Annotated[str, Meta(description=_SENT_AS_BEARER)]
+
+
+class WorkspaceChanges(Struct, frozen=True):
     """What an operator can change about a workspace."""
 
     name: Annotated[str | None, Meta(examples=["the laptop in the attic"])] = None
     url: str | None = None
-    delivery_mode: Mode | None = None
-    parent_id: UUID | None = None
+    delivery_mode: Literal["poll", "push", ""] | None = None
+    parent_id: Annotated[
+        UUID | UnsetType | None, Meta(description="Null: it has no parent any more.")
+    ] = UNSET
 
 
 class _Workspace(Struct, frozen=True):

@@ -1,6 +1,7 @@
 """Workspaces register, send heartbeats, change, and are removed."""
 
 import hmac
+from collections.abc import Callable
 from uuid import UUID
 
 import structlog
@@ -100,7 +101,7 @@ class Registry:
     ) -> wire.Registered:
         if not self.may_register(token):
             raise NotAuthenticated(_NOT_YOURS)
-        details = rules.details_of(removed, changes)
+        details = rules.registered(workspace_id, removed, changes)
         self._disk.take(len(details.agent_card or ""))
         new_token, secret = rules.new_token(), rules.new_token()
         enter = store.revive if removed else store.insert
@@ -113,20 +114,16 @@ class Registry:
         if not await decided(self._db, commit, lambda c: store.by_token(c, token_hash)):
             raise NotAuthenticated(_NOT_YOURS)
         log.info("workspace_registered", workspace=str(workspace_id), mode=details.delivery_mode)
-        shown_secret = secret if details.delivery_mode == "push" else None
-        return wire.Registered("registered", details.delivery_mode, new_token, shown_secret)
+        return _answer(details, secret, new_token)
 
     async def _register_again(self, stored: Workspace, changes: Changes) -> wire.Registered:
         self._take_again(stored.id, changes.agent_card or "")
-        details = await self._update(stored.id, changes)
+        details = await self._update(
+            stored.id, lambda current: rules.registered(stored.id, current, changes)
+        )
         if details is None:
             raise NotAuthenticated(_NOT_YOURS)
-        becomes_push = details.delivery_mode == "push" and stored.delivery_mode != "push"
-        return wire.Registered(
-            "registered",
-            details.delivery_mode,
-            inbound_secret=stored.inbound_secret if becomes_push else None,
-        )
+        return _answer(details, stored.inbound_secret)
 
     def _take_again(self, workspace_id: WorkspaceId, card: str) -> None:
         """Each writes the row anew; on a low disk only a large card is refused."""
@@ -136,31 +133,38 @@ class Registry:
 
     async def change(self, workspace_id: WorkspaceId, changes: Changes) -> None:
         """Apply the operator's changes; raises WorkspaceUnknown."""
-        details = await self._update(workspace_id, changes)
+        details = await self._update(
+            workspace_id, lambda current: rules.details_of(current, changes)
+        )
         if details is None:
             raise WorkspaceUnknown
         log.info("workspace_changed", workspace=str(workspace_id), mode=details.delivery_mode)
 
-    async def _update(self, workspace_id: WorkspaceId, changes: Changes) -> Details | None:
-        """Change what was sent and keep the rest; None if there is no active workspace."""
+    async def _update(
+        self, workspace_id: WorkspaceId, changed: Callable[[Workspace], Details]
+    ) -> Details | None:
+        """Write the details that follow from the stored ones; None if it is not active."""
 
         async def commit(connection: Connection) -> Details | None:
             async with transaction(connection) as tx:
                 stored = await store.get_for_update(tx, workspace_id)
                 if stored is None or stored.status != "active":
                     return None
-                details = rules.details_of(stored, changes)
+                details = changed(stored)
                 await store.update(tx, workspace_id, details)
                 return details
 
         return await decided(self._db, commit, commit)
 
-    async def heartbeat(self, workspace: Workspace, active_tasks: int, current_task: str) -> None:
+    async def heartbeat(
+        self, workspace: Workspace, active_tasks: int, current_task: str
+    ) -> wire.HeartbeatNoted:
         """Record that the workspace is alive and what it is doing."""
         async with self._db.connection() as connection:
             await store.heartbeat(
                 connection, workspace.id, active_tasks, rules.clean_label(current_task)
             )
+        return wire.HeartbeatNoted("ok", workspace.inbound_secret)
 
     async def remove(self, workspace_id: WorkspaceId) -> None:
         """Remove the workspace; its files stay until they expire or are swept."""
@@ -216,3 +220,8 @@ class Registry:
         """Workspaces in any state, in order of their ids."""
         async with self._db.connection() as connection:
             return await store.page(connection, after=after, limit=limit)
+
+
+def _answer(details: Details, secret: str, new_token: str | None = None) -> wire.Registered:
+    older_name = secret if details.delivery_mode == "push" else None
+    return wire.Registered("registered", details.delivery_mode, secret, new_token, older_name)

@@ -10,12 +10,15 @@ from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
+from msgspec import UNSET, UnsetType
+
 from restante.errors import BadRequest, NotJson, OriginRefused
 from restante.ids import WorkspaceId
 from restante.text import printable
 from restante.wire import Mode
 
 MAX_LABEL = 1000
+MAX_TASKS = 2**31 - 1
 MAX_CARD_BYTES = 64 * 1024  # it is kept as long as its workspace
 MAX_CALLS_TO_WORKSPACE = 8
 MAX_CALLS_BY_SENDER = 32
@@ -25,6 +28,7 @@ _MAX_URL = 2048
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _SMALL_CARD = 4096
 _INGEST = "/internal/chat/uploads/ingest"
+_SHORT_ID = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +58,14 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes to the details; None keeps the stored value."""
+    """Changes to the details; None keeps the stored value, except the parent's."""
 
     name: str | None = None
     delivery_mode: Mode | None = None
     url: str | None = None
     agent_card: str | None = None
-    parent_id: UUID | None = None
+    parent_id: UUID | UnsetType | None = UNSET  # None: it has no parent any more
+    card_url: str | None = None  # as the agent card has it, for a registration without a url
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,25 @@ def _is_ours(origin: str, host: str | None) -> bool:
     return host is not None and origin.lower() == f"http://{host.lower()}"
 
 
+def registered(workspace_id: WorkspaceId, stored: Workspace | None, sent: Changes) -> Details:
+    """
+    The details after a registration, which may be less exact than an operator's change.
+
+    Programs in the field send a url that nobody can call with poll mode: it is ignored.  In push
+    mode they leave it to the card.  Without a name, the first one is the beginning of the id.
+    """
+    mode = sent.delivery_mode or (stored.delivery_mode if stored else "push")
+    after = details_of(stored, replace(sent, url=_registered_url(mode, sent)))
+    return after if after.name else replace(after, name=str(workspace_id)[:_SHORT_ID])
+
+
+def _registered_url(mode: Mode, sent: Changes) -> str | None:
+    if mode == "push" and sent.url:
+        return sent.url
+    meant = sent.url if mode == "poll" else sent.card_url
+    return meant if meant and _is_plain(meant) else None
+
+
 def details_of(stored: Workspace | None, changes: Changes) -> Details:
     """
     The details after the changes; fields that were not sent keep their values.
@@ -120,9 +144,10 @@ def details_of(stored: Workspace | None, changes: Changes) -> Details:
         before,
         **{
             field: value
-            for field in Changes.__slots__
+            for field in ("name", "delivery_mode", "url", "agent_card")
             if (value := getattr(changes, field)) is not None
         },
+        parent_id=before.parent_id if changes.parent_id is UNSET else changes.parent_id,
     )
     if after.url is not None:
         check_url(after.url)
@@ -193,6 +218,15 @@ def ingest_url(url: str) -> str:
 def clean_label(text: str) -> str:
     """One line of printable text of bounded length that can be stored as UTF-8."""
     return printable(text[:MAX_LABEL]).encode("utf-8", "replace").decode()
+
+
+def task_count(reported: float | None) -> int:
+    """The tasks that a heartbeat reports, as they are stored; raises BadRequest for a fraction."""
+    if reported is None:
+        return 0
+    if reported % 1:
+        raise BadRequest("active_tasks is wrong: it must be an integer.")
+    return min(max(int(reported), 0), MAX_TASKS)
 
 
 def new_token() -> str:

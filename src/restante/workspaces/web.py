@@ -34,7 +34,7 @@ from restante.ids import WorkspaceId
 from restante.retention.disk import Disk
 from restante.workspaces import auth
 from restante.workspaces.registry import Registry
-from restante.workspaces.rules import MAX_CARD_BYTES, Changes, Sender, clean_label
+from restante.workspaces.rules import MAX_CARD_BYTES, Changes, Sender, clean_label, task_count
 
 TAG = "workspaces"
 
@@ -69,9 +69,16 @@ def _disk(request: Request) -> Disk:
 )
 async def register(request: Request) -> Response:
     sent = await json_body(request, wire.Registration, max_bytes=MAX_CARD_BYTES + SMALL_JSON_BYTES)
-    name = sent.agent_card.get("name")
-    if not isinstance(name, str) or not name.strip():
-        raise BadRequest("agent_card is wrong: it needs a name.")
+    headers = request.headers
+    sender = Sender(headers.get("host"), headers.get("origin"), headers.get("content-type"))
+    return json_response(
+        await _registry(request).register(
+            WorkspaceId(sent.id), _changes(sent), token=auth.bearer(request), sender=sender
+        )
+    )
+
+
+def _changes(sent: wire.Registration) -> Changes:
     if is_too_deep(sent.agent_card):
         raise BadRequest(f"agent_card is wrong: it is nested deeper than {MAX_DEPTH} levels.")
     card = msgspec.json.encode(sent.agent_card)
@@ -79,26 +86,26 @@ async def register(request: Request) -> Response:
         raise MessageTooLarge(
             f"agent_card has {len(card)} bytes; {MAX_CARD_BYTES} are allowed.", max=MAX_CARD_BYTES
         )
-    changes = Changes(
-        name=clean_label(name),
-        delivery_mode=sent.delivery_mode,
+    card_url = sent.agent_card.get("url")
+    return Changes(
+        name=_name(sent.agent_card.get("name")),
+        delivery_mode=sent.delivery_mode or None,
         url=sent.url or None,
         agent_card=card.decode(),
+        card_url=card_url if isinstance(card_url, str) else None,
     )
-    headers = request.headers
-    sender = Sender(headers.get("host"), headers.get("origin"), headers.get("content-type"))
-    return json_response(
-        await _registry(request).register(
-            WorkspaceId(sent.id), changes, token=auth.bearer(request), sender=sender
-        )
-    )
+
+
+def _name(given: object) -> str | None:
+    """A name for people; None if it is missing, or anything but a text to read."""
+    return clean_label(given).strip() or None if isinstance(given, str) else None
 
 
 @operation(
     summary="Report that the workspace is alive and what it is doing.",
     caller="workspace",
     body=wire.Heartbeat,
-    answers={200: wire.Status},
+    answers={200: wire.HeartbeatNoted},
     refusals=(BadRequest, NotAuthenticated, *BODY_REFUSALS),
 )
 async def heartbeat(request: Request) -> Response:
@@ -108,10 +115,12 @@ async def heartbeat(request: Request) -> Response:
         WorkspaceId(sent.workspace_id),
         otherwise="Send the token of this workspace with its heartbeat.",
     )
-    await _disk(request).with_room(
-        lambda: _registry(request).heartbeat(workspace, sent.active_tasks, sent.current_task)
+    tasks, doing = task_count(sent.active_tasks), sent.current_task or ""
+    return json_response(
+        await _disk(request).with_room(
+            lambda: _registry(request).heartbeat(workspace, tasks, doing)
+        )
     )
-    return json_response(wire.Status("ok"))
 
 
 @operation(
@@ -127,9 +136,9 @@ async def change(request: Request) -> Response:
     workspace_id = auth.workspace_id(request)
     sent = await json_body(request, wire.WorkspaceChanges)
     changes = Changes(
-        name=None if sent.name is None else clean_label(sent.name),
+        name=_name(sent.name),
         url=sent.url or None,
-        delivery_mode=sent.delivery_mode,
+        delivery_mode=sent.delivery_mode or None,
         parent_id=sent.parent_id,
     )
     await _registry(request).change(workspace_id, changes)
