@@ -62,7 +62,7 @@ TABLE: dict[tuple[str, str], Call] = {
     ),
     ("POST", W + "/a2a"): Call(ANY_WORKSPACE_OR_ADMIN, json=lambda _: MESSAGE),
     ("GET", W + "/activity"): Call(WORKSPACE_OR_ADMIN),
-    ("POST", W + "/activity/ack"): Call(WORKSPACE, json=lambda _: {"acked_seq": 1}),
+    ("POST", W + "/activity/ack"): Call(WORKSPACE_OR_ADMIN, json=lambda _: {"acked_seq": 1}),
     ("GET", W + "/events"): Call(WORKSPACE_OR_ADMIN),
     ("GET", W + "/pending-uploads"): Call(WORKSPACE_OR_ADMIN),
     ("GET", W + "/pending-uploads/{file_id}/content"): Call(WORKSPACE),

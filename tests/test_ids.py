@@ -1,4 +1,4 @@
-"""Ids: activity ids are ordered by time, and only the usual spelling of a UUID is accepted."""
+"""Ids: activity ids are ordered by time, and the known spellings of a UUID are accepted."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
@@ -46,21 +46,40 @@ def test_activity_ids_of_one_moment_are_different():
     assert len({new_activity_id(now) for _ in range(1000)}) == 1000
 
 
-def test_the_usual_spelling_of_a_uuid_is_accepted_in_either_case():
+@pytest.mark.parametrize("spelling", ["{0}", "{{{0}}}", "urn:uuid:{0}", "{0.hex}", "{{{0.hex}}}"])
+def test_the_known_spellings_of_a_uuid_are_accepted_in_either_case(spelling: str):
     wanted = uuid4()
+    written = spelling.format(wanted)
 
-    assert as_uuid(str(wanted)) == wanted
-    assert as_uuid(str(wanted).upper()) == wanted
+    assert as_uuid(written) == wanted
+    assert as_uuid(written.upper()) == wanted
 
 
-@pytest.mark.parametrize("spelling", ["{{{0}}}", "urn:uuid:{0}", "{0} ", " {0}", "{0}\n", "x{0}"])
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "", "{0} ", " {0}", "{0}\n", "x{0}", "{{{0}", "{0}}}", "({0})", "uuid:{0}",
+        "urn:uuid:{{{0}}}", "urn:{0}", "urn:uuid:urn:uuid:{0}", "-{0.hex}", "{0}-", "{{{{{0}}}}}",
+        "0x{0.hex}",
+    ],
+)  # fmt: skip
 def test_other_spellings_of_a_uuid_are_not_accepted(spelling: str):
-    """Python's UUID takes them; then one id would have several names."""
+    """Python's UUID takes many of them."""
     assert as_uuid(spelling.format(uuid4())) is None
 
 
-def test_a_uuid_without_dashes_is_not_accepted():
-    assert as_uuid(uuid4().hex) is None
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12345678_1234_1234_1234_123456789012",
+        "1234567_81234123412341234567890_12",
+        "1234-5678-12341234-1234-123456789012",
+        "+1234567812341234123412345678901",
+        "\uff11" * 32,
+    ],
+)
+def test_numbers_that_only_python_takes_for_a_uuid_are_not_accepted(text: str):
+    assert as_uuid(text) is None
 
 
 @given(st.text())

@@ -1,5 +1,6 @@
 """One type for each kind of id, so that two of them cannot be swapped, and how ids are made."""
 
+import re
 import secrets
 from datetime import UTC, datetime
 from typing import NewType
@@ -8,6 +9,10 @@ from uuid import UUID
 WorkspaceId = NewType("WorkspaceId", UUID)
 FileId = NewType("FileId", UUID)
 ActivityId = NewType("ActivityId", UUID)
+
+_HEX = "[0-9a-f]"
+_PLAIN = rf"(?:{_HEX}{{32}}|{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}})"
+_UUID = re.compile(rf"(?:urn:uuid:)?{_PLAIN}|\{{{_PLAIN}\}}", re.ASCII | re.IGNORECASE)
 
 # An activity id is time-ordered: 48 bits of Unix milliseconds, then random bits.
 _RANDOM_BITS = 80
@@ -30,9 +35,9 @@ def moment_of(activity_id: UUID) -> datetime:
 
 
 def as_uuid(text: str) -> UUID | None:
-    """The UUID in its usual text form, or None; looser spellings are not accepted."""
-    try:
-        found = UUID(text)
-    except ValueError:
-        return None
-    return found if str(found) == text.lower() else None
+    """
+    The UUID that a text is, or None: with or without hyphens, in braces, as a URN, in any case.
+
+    Python's own parser also takes hyphens in other places, underscores and blanks.
+    """
+    return UUID(text.lower()) if _UUID.fullmatch(text) else None

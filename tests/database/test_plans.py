@@ -8,6 +8,7 @@ at it again.  Each statement is recorded as its store sends it, and then explain
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -42,6 +43,7 @@ ROWS = 20_000
 # A wrong index or a scan visits at least a few hundred; the right ones a few in each partition.
 MOST_PAGES = 150
 PARTITIONS = 2
+MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Crowded:
     connection: Any
     workspace_id: WorkspaceId
     row_id: ActivityId
+    made_at: datetime  # a row in the middle of the feed
     file_id: FileId
 
     async def statements(self) -> dict[str, tuple[object, ...]]:
@@ -89,6 +92,10 @@ class Crowded:
             Query(since_id=self.row_id, limit=10),
             Query(wanted=filtered, limit=10),
             Query(since_seq=ROWS // 2, limit=10),
+            # Paging back: from the time of a row, from any other time, and between two.
+            Query(wanted=Filter(before=self.made_at, peer_id=workspace_id), limit=10),
+            Query(wanted=Filter(before=self.made_at + MICROSECOND), limit=10),
+            Query(since_seq=10, wanted=Filter(before=self.made_at), limit=10),
         ]
         reservation = make_reservation(workspace_id)
         return [
@@ -200,7 +207,10 @@ async def crowded(request: pytest.FixtureRequest, db_with_partitions: Database, 
         "select file_id from uploads where workspace_id = $1 order by created_at limit 1",
         workspace_id,
     )
-    yield Crowded(connection, workspace_id, row_id, file_id)
+    made_at = await connection.fetchval(
+        "select created_at from feed where workspace_id = $1 and seq = $2", workspace_id, ROWS // 2
+    )
+    yield Crowded(connection, workspace_id, row_id, made_at, file_id)
     await connection.close()
 
 

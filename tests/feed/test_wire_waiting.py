@@ -133,7 +133,7 @@ async def test_a_wait_without_a_row_is_answered_empty_when_its_time_is_over(call
 async def test_a_wait_is_between_0_and_60_seconds(caller: Caller):
     assert await caller.feed(wait=0) == []
     assert await caller.feed(wait="0.01") == []
-    for wrong in (-1, 61, "60.001", "nan", "inf", "-inf", "x", "", "1e400"):
+    for wrong in (-1, 61, "60.001", "nan", "inf", "-inf", "x", "1e400"):
         answer = await caller.read_feed(wait=wrong)
         assert answer.status == 400, wrong
         assert "wait" in answer.json["error"]

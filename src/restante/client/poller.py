@@ -143,7 +143,9 @@ def _remove_stale_partials(path: Path) -> None:
 
 
 def _is_partial(name: str) -> bool:
-    return name[:1] == "." and name[-5:] == ".part" and as_uuid(name[1:-5]) is not None
+    """Whether we have given a file this name: a file of the user may look like it."""
+    file_id = as_uuid(name[1:-5])
+    return file_id is not None and name == f".{file_id}.part"
 
 
 def announced(row: wire.ActivityRow) -> WaitingFile | None:

@@ -62,9 +62,11 @@ with target as materialized (
 ), announced as (
     insert into feed (id, workspace_id, seq, activity_type, target_id, method, summary,
                       request_body, status, created_at, bytes)
-    -- The bodies are sent as text: an application's connection may have its own codec for json.
+    -- The bodies are sent as text: an application's connection may have its own codec for json.  No
+    -- two rows have the same time, so that a reader can page back by it.
     select line.id, $1, room.last_seq - $7 + line.number, $22, $1, $23, line.summary,
-           line.body::json, $24, $12, line.bytes
+           line.body::json, $24,
+           $12::timestamptz + (line.number - 1) * interval '1 microsecond', line.bytes
       from room, unnest($25::uuid[], $26::text[], $27::text[], $28::int[])
               with ordinality as line (id, summary, body, bytes, number)
 )

@@ -6,13 +6,13 @@ snapshots of readers, and marks that were read first could confirm a page that h
 beginning.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from restante import wire
 from restante.database.pool import Connection
 from restante.errors import CursorGone
 from restante.feed import store
-from restante.feed.rules import CLOCK_SKEW, Marks, Page, Query
+from restante.feed.rules import CLOCK_SKEW, Filter, Marks, Page, Query
 from restante.feed.store import Extent, Newest
 from restante.ids import ActivityId, WorkspaceId
 
@@ -63,10 +63,12 @@ class Reader:
         if seq < marks.last_seq:
             start = await self._skip_old(seq)
             # All rows up to the newest mark were committed before it was read.
-            read_seq = min(start + at_most, marks.last_seq)
-            is_cut = read_seq < marks.last_seq
+            last, wanted = await self._skip_new(marks.last_seq)
+            end = min(start + at_most, last)
+            is_cut = end < last
+            read_seq = end if is_cut else marks.last_seq
             rows = await store.rows_after(
-                self.connection, self.workspace_id, self.query.wanted, self._extent(start, read_seq)
+                self.connection, self.workspace_id, wanted, self._extent(start, end)
             )
             marks = await self._marks()
         if not marks.all_kept_after(seq):
@@ -78,12 +80,13 @@ class Reader:
     async def _look_back(self, after_seq: int | None, before_seq: int | None, at_most: int) -> Look:
         """The newest rows, newest first."""
         marks = await self._marks()
-        last = marks.last_seq if before_seq is None else before_seq - 1
+        last, wanted = await self._skip_new(marks.last_seq)
+        last = last if before_seq is None else min(last, before_seq - 1)
         floor = await self._skip_old(marks.trimmed_seq if after_seq is None else after_seq)
         start, newest = max(floor, last - at_most), Newest([], is_cut=False)
         if start < last:
             newest = await store.newest_rows(
-                self.connection, self.workspace_id, self.query.wanted, self._extent(start, last)
+                self.connection, self.workspace_id, wanted, self._extent(start, last)
             )
         page = Page(newest.rows, marks, marks.last_seq)
         is_full = newest.is_cut or len(newest.rows) == self.query.limit
@@ -98,6 +101,24 @@ class Reader:
             return seq
         moment = self.query.wanted.not_before - CLOCK_SKEW
         return max(seq, await store.last_before(self.connection, self.workspace_id, moment))
+
+    async def _skip_new(self, seq: int) -> tuple[int, Filter]:
+        """
+        The seq, or an earlier one if the rows after that one are newer than the query wants.
+
+        A reader that pages back sends the time of the oldest row it has.  The page then goes on
+        right below that row, as the feed is in the order of the seqs: rows that were committed out
+        of the order of their times are neither skipped nor sent twice.
+        """
+        wanted = self.query.wanted
+        if wanted.before is None:
+            return seq, wanted
+        at = await store.seq_at(self.connection, self.workspace_id, wanted.before)
+        if at is not None:
+            return min(seq, at - 1), replace(wanted, before=None)
+        moment = wanted.before + CLOCK_SKEW
+        newer = await store.first_from(self.connection, self.workspace_id, moment)
+        return (seq if newer is None else min(seq, newer - 1)), wanted
 
     async def _beginning(self) -> tuple[int, Marks]:
         """The seq of the cursor, and the marks at the time of the look-up."""

@@ -82,6 +82,21 @@ select last_seq, trimmed_seq, acked_seq from feeds where workspace_id = $1;
 -- The last row by id, which is by time.
 select seq from feed where workspace_id = $1 and id < $2 order by id desc limit 1;
 
+-- name: first_from
+-- The first row by id, which is by time.
+select seq from feed where workspace_id = $1 and id >= $2 order by id limit 1;
+
+-- name: seq_at
+-- The row of exactly this time, which is in its id to the millisecond.  The order can come from the
+-- primary key only.  Rows of the previous release share one time with the others of their upload.
+select min(seq) from (
+    select seq, created_at from feed
+     where workspace_id = $1 and id >= $2 and id < $3
+     order by id
+     limit $5
+) as near
+ where created_at = $4;
+
 -- name: rows_after
 -- The rows between two seqs, up to so many rows and bytes; the first row in any case.  The seqs are
 -- dense, so this looks at no more rows than lie between the two, whatever is filtered out.  A row of the
@@ -108,6 +123,8 @@ select id, workspace_id, seq, activity_type, source_id, target_id, method, summa
            and ($4::text is null or activity_type = $4)
            and ($5::boolean is null or (source_id is not null) = $5)
            and ($6::timestamptz is null or created_at >= $6)
+           and ($9::uuid is null or source_id = $9 or target_id = $9)
+           and ($10::timestamptz is null or created_at < $10)
          order by seq
          limit $7
       ) as found
@@ -138,6 +155,8 @@ select id, workspace_id, seq, activity_type, source_id, target_id, method, summa
            and ($4::text is null or activity_type = $4)
            and ($5::boolean is null or (source_id is not null) = $5)
            and ($6::timestamptz is null or created_at >= $6)
+           and ($9::uuid is null or source_id = $9 or target_id = $9)
+           and ($10::timestamptz is null or created_at < $10)
          order by seq desc
          limit $7
       ) as found

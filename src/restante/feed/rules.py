@@ -1,9 +1,10 @@
 """Rows of a feed, its limits and its marks."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from restante import wire
@@ -27,6 +28,39 @@ SMALL_ANSWER_BYTES = 64 * 1024
 CLOCK_SKEW = timedelta(hours=1)
 LONGEST_LOOK_BACK_SECONDS = 30 * 24 * 3600
 LONGEST_WAIT_SECONDS = 60
+# Times that are further away could not be made into ids.
+_BEFORE_ALL_ROWS, _AFTER_ALL_ROWS = (
+    datetime(1971, 1, 1, tzinfo=UTC),
+    datetime(9000, 1, 1, tzinfo=UTC),
+)
+_LONGEST_NUMBER = 3  # digits of a limit that may be less than the most
+_RFC_3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
+
+
+def page_size(sent: str) -> int:
+    """How many rows a reader gets; what is no positive number counts as not sent."""
+    digits = sent.removeprefix("+").lstrip("0")
+    if not (digits.isascii() and digits.isdigit()):
+        return DEFAULT_PAGE
+    return min(int(digits), MAX_PAGE) if len(digits) <= _LONGEST_NUMBER else MAX_PAGE
+
+
+def moment(sent: str) -> datetime | None:
+    """
+    A time as RFC 3339 has it, which always says its zone; None if it is not one.
+
+    A `+` that was not encoded arrives as a space.
+    """
+    text = sent.replace(" ", "+").upper()
+    if not _RFC_3339.fullmatch(text):
+        return None
+    try:
+        found = datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return min(max(found, _BEFORE_ALL_ROWS), _AFTER_ALL_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +320,8 @@ class Filter:
     activity_type: str | None = None
     from_agents: bool | None = None  # None: from anyone; False: from the canvas only
     not_before: datetime | None = None
+    peer_id: UUID | None = None  # the workspace that sent it, or that it was sent to
+    before: datetime | None = None
 
 
 EVERYTHING = Filter()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -41,6 +41,9 @@ _LARGEST_LOOKED_AT = 200
 _WORKSPACES_PER_LOOK = 1000
 # A sender with more rows than these is not found out by its older ones.
 _ROWS_PER_PART = 200_000
+# An id has the milliseconds of its row's time, give or take a rounding error.
+_MILLISECONDS_OF_ONE_TIME = timedelta(milliseconds=2)
+_ROWS_OF_ONE_TIME = 1000
 _LAGS_SHOWN = 20
 _WRITERS_SHOWN = 20
 _NULL = Raw(b"null")
@@ -205,6 +208,8 @@ async def _rows(
         wanted.not_before,
         extent.limit,
         extent.max_bytes,
+        wanted.peer_id,
+        wanted.before,
     )
 
 
@@ -212,6 +217,19 @@ async def last_before(connection: Connection, workspace_id: WorkspaceId, moment:
     """The seq of the last row that was made before this moment; 0 if there is none."""
     lowest = lowest_activity_id(moment)
     return await connection.fetchval(queries.last_before, workspace_id, lowest) or 0
+
+
+async def first_from(
+    connection: Connection, workspace_id: WorkspaceId, moment: datetime
+) -> int | None:
+    """The seq of the first row that was not made before this moment; None if there is none."""
+    return await connection.fetchval(queries.first_from, workspace_id, lowest_activity_id(moment))
+
+
+async def seq_at(connection: Connection, workspace_id: WorkspaceId, moment: datetime) -> int | None:
+    """The seq of the row with exactly this time; the lowest, if several have it."""
+    near = (lowest_activity_id(moment + way * _MILLISECONDS_OF_ONE_TIME) for way in (-1, 1))
+    return await connection.fetchval(queries.seq_at, workspace_id, *near, moment, _ROWS_OF_ONE_TIME)
 
 
 async def acknowledge(

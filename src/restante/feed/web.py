@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Literal
+from uuid import UUID
 
 import msgspec
 from msgspec import Meta
@@ -64,9 +65,28 @@ class FeedQuery(msgspec.Struct, frozen=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Only rows this recent, at most 30 days."),
     ] = None
-    limit: Annotated[int, Meta(ge=1, le=rules.MAX_PAGE, description="How many at most.")] = (
-        rules.DEFAULT_PAGE
-    )
+    peer_id: Annotated[
+        str | None,
+        Meta(
+            description="Only rows whose source or target is this workspace.",
+            extra_json_schema={"format": "uuid"},
+        ),
+    ] = None
+    before_ts: Annotated[
+        str | None,
+        Meta(
+            description="Only rows older than this; with the `created_at` of a row, those before "
+            "that row.",
+            extra_json_schema={"format": "date-time"},
+        ),
+    ] = None
+    limit: Annotated[
+        str,
+        Meta(
+            description=f"How many at most, 1 to {rules.MAX_PAGE}; a larger number counts as "
+            f"{rules.MAX_PAGE}, and anything else as {rules.DEFAULT_PAGE}."
+        ),
+    ] = str(rules.DEFAULT_PAGE)
     wait: Annotated[
         float,
         Meta(ge=0, le=rules.LONGEST_WAIT_SECONDS, description="Seconds to wait for a first row."),
@@ -101,22 +121,24 @@ async def read(request: Request) -> Response:
 def _query(sent: FeedQuery) -> Query:
     if sent.since_id is not None and sent.since_seq is not None:
         raise BadRequest("since_seq is wrong: send since_id or since_seq, not both.")
+    since = _uuid("since_id", sent.since_id, "the id of a row")
     return Query(
-        since_id=_since_id(sent.since_id),
+        since_id=None if since is None else ActivityId(since),
         since_seq=sent.since_seq,
         wanted=_filter(sent),
-        limit=sent.limit,
-        wait_seconds=sent.wait,
+        limit=rules.page_size(sent.limit),
+        # Rows that are still to come are not older.
+        wait_seconds=0 if sent.before_ts else sent.wait,
     )
 
 
-def _since_id(sent: str | None) -> ActivityId | None:
+def _uuid(name: str, sent: str | None, what: str) -> UUID | None:
     if sent is None:
         return None
-    since = as_uuid(sent)
-    if since is None:
-        raise BadRequest("since_id is wrong: it must be the id of a row, a UUID.")
-    return ActivityId(since)
+    found = as_uuid(sent)
+    if found is None:
+        raise BadRequest(f"{name} is wrong: it must be {what}, a UUID.")
+    return found
 
 
 def _filter(sent: FeedQuery) -> Filter:
@@ -125,24 +147,36 @@ def _filter(sent: FeedQuery) -> Filter:
         seconds = min(sent.since_secs, rules.LONGEST_LOOK_BACK_SECONDS)
         not_before = datetime.now(UTC) - timedelta(seconds=seconds)
     from_agents = None if sent.source is None else sent.source == "agent"
-    return Filter(sent.type, from_agents, not_before)
+    peer = _uuid("peer_id", sent.peer_id, "the id of a workspace")
+    return Filter(sent.type, from_agents, not_before, peer, _before(sent.before_ts))
+
+
+def _before(sent: str | None) -> datetime | None:
+    if sent is None:
+        return None
+    before = rules.moment(sent)
+    if before is None:
+        raise BadRequest(
+            "before_ts is wrong: it must be a time with its zone, such as 2030-01-31T12:00:00Z."
+        )
+    return before
 
 
 @operation(
     summary="Acknowledge rows of the feed up to a seq; a stale mark changes nothing.",
-    caller="workspace",
+    caller="workspace or admin",
     body=wire.FeedAck,
     answers={200: wire.FeedAcked},
     refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, *BODY_REFUSALS),
 )
 async def acknowledge(request: Request) -> Response:
-    workspace = await auth.owner(request)
+    workspace = await auth.owner_or_admin(request)
     sent = await json_body(request, wire.FeedAck)
     row = ActivityId(sent.acked_id) if sent.acked_id else None
     mark = await _disk(request).with_room(
         lambda: _feed(request).acknowledge(workspace.id, sent.acked_seq, row)
     )
-    return json_response(wire.FeedAcked(mark))
+    return json_response(wire.FeedAcked(mark, mark))
 
 
 _ACTIVITY = "/workspaces/{workspace_id}/activity"

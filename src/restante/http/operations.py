@@ -16,6 +16,7 @@ from starlette.responses import Response
 from restante.errors import BadRequest, MessageTooLarge, RestanteError, UploadTooSlow
 from restante.http import turns
 from restante.http.weights import Weight
+from restante.ids import as_uuid
 from restante.text import printable
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -153,11 +154,42 @@ async def _read(request: Request, body: _Body, idle: asyncio.Timeout, idle_secon
 
 def _decoded(body: bytes, shape: type[T]) -> T:
     try:
-        return msgspec.json.decode(body, type=shape)
+        try:
+            return msgspec.json.decode(body, type=shape)
+        except msgspec.ValidationError:
+            # The decoder takes two spellings of a UUID only; few clients have others.
+            return msgspec.convert(_with_usual_ids(msgspec.json.decode(body), shape), shape)
     except msgspec.ValidationError as error:
         raise BadRequest(_sentence(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("The body is not valid JSON.") from error
+
+
+def _with_usual_ids(sent: Any, shape: type) -> Any:
+    """Decoded JSON in which the ids that the shape has are spelled in the usual way."""
+    if not isinstance(sent, dict):
+        return sent
+    fields = cast("dict[str, Any]", sent)
+    ids = {
+        name: str(found)
+        for name in _id_fields(shape)
+        if isinstance(value := fields.get(name), str) and (found := as_uuid(value))
+    }
+    return {**fields, **ids}
+
+
+@lru_cache
+def _id_fields(shape: type) -> frozenset[str]:
+    described = cast("msgspec.inspect.StructType", msgspec.inspect.type_info(shape))
+    return frozenset(field.encode_name for field in described.fields if _has_uuid(field.type))
+
+
+def _has_uuid(described: msgspec.inspect.Type) -> bool:
+    if isinstance(described, msgspec.inspect.Metadata):
+        return _has_uuid(described.type)
+    if isinstance(described, msgspec.inspect.UnionType):
+        return any(map(_has_uuid, described.types))
+    return isinstance(described, msgspec.inspect.UUIDType)
 
 
 def parameters(connection: HTTPConnection) -> QueryParams:
@@ -168,11 +200,11 @@ def parameters(connection: HTTPConnection) -> QueryParams:
 
 
 def query_of(request: Request, shape: type[T]) -> T:
-    """Decode the query; unknown parameters are ignored."""
-    known = _fields(shape)
-    given = {name: value for name, value in parameters(request).items() if name in known}
+    """Decode the query; an empty parameter counts as absent, and unknown ones are ignored."""
+    known, sent = _fields(shape), parameters(request)
+    given = {name: value for name, value in sent.items() if value and name in known}
     try:
-        found = msgspec.convert(given, shape, strict=False)
+        found = msgspec.convert(_with_usual_ids(given, shape), shape, strict=False)
     except msgspec.ValidationError as error:
         raise BadRequest(_sentence(str(error))) from error
     for name in given:

@@ -63,6 +63,7 @@ class FeedAcked(Struct, frozen=True):
     """The mark after the request."""
 
     acked_seq: int
+    last_acked_seq: Annotated[int | None, Meta(description="The same.")] = None
 
 
 class Message(Struct, frozen=True):
