@@ -1,4 +1,4 @@
-"""One real server process for the tests of a file; each test has workspaces of its own there."""
+"""One real server process for all of these tests; each has workspaces of its own there."""
 
 from collections.abc import AsyncIterator
 
@@ -9,19 +9,18 @@ from processes import Server
 from sites import ADMIN_TOKEN
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 async def url(
     anyio_backend: str, cluster: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[str]:
     """The address of a server with default settings that may push to this machine."""
-    data_dir = tmp_path_factory.mktemp("server")
     async with cloned(cluster) as dsn:
         settings = {
             "RESTANTE_DATABASE_URL": dsn,
             "RESTANTE_ADMIN_TOKEN": ADMIN_TOKEN,
             "RESTANTE_PUSH_TO_PRIVATE": "on",
         }
-        with Server(data_dir, **settings) as server:
+        with Server(tmp_path_factory.mktemp("server"), **settings) as server:
             yield server.start().address
 
 
@@ -37,7 +36,7 @@ def other(url: str) -> Outsider:
     return joined(url)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def admin(url: str) -> Outsider:
     """The operator, or a canvas of a self-hosted server."""
     return Outsider(url, ADMIN_TOKEN)

@@ -1,10 +1,12 @@
 """The metrics that existing dashboards and alerts use."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
+import pytest
 from callers import Part
+from cluster import cloned
 from outsiders import Outsider
-from processes import wait_until
+from processes import Server, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 ACTIVITY = "/workspaces/{workspace_id}/activity"
@@ -25,18 +27,29 @@ def test_the_metrics_are_public_prometheus_text(url: str):
     assert answer.headers["Content-Type"].startswith("text/plain; version=")
 
 
-def test_every_outcome_of_a_sweep_exists_from_the_start(url: str):
+@pytest.fixture(scope="module")
+async def fresh(
+    anyio_backend: str, cluster: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[str]:
+    """A server that nobody has asked for anything."""
+    async with cloned(cluster) as dsn:
+        data_dir = tmp_path_factory.mktemp("fresh")
+        with Server(data_dir, RESTANTE_DATABASE_URL=dsn) as server:
+            yield server.start().address
+
+
+def test_every_outcome_of_a_sweep_exists_from_the_start(fresh: str):
     found = {
         labels["outcome"]: value
-        for labels, value in samples(url, "molecule_pending_uploads_swept_total")
+        for labels, value in samples(fresh, "molecule_pending_uploads_swept_total")
     }
 
     assert found == {"acked": 0, "expired": 0, "error": 0}
 
 
-def test_resets_and_connections_exist_from_the_start(url: str):
+def test_resets_and_connections_exist_from_the_start(fresh: str):
     for name in ("molecule_phantom_busy_resets_total", "molecule_websocket_connections_active"):
-        assert list(samples(url, name)) == [({}, 0)]
+        assert list(samples(fresh, name)) == [({}, 0)]
 
 
 def test_requests_are_counted_by_method_pattern_and_status(workspace: Outsider):
