@@ -30,7 +30,7 @@ async def get(site: Site, path: str, **headers: str) -> tuple[int, Any]:
 
 
 async def test_a_server_that_runs_is_alive_and_ready(site: Site):
-    assert await get(site, "/health") == (200, {"status": "alive"})
+    assert await get(site, "/health") == (200, {"status": "ok"})
     assert await get(site, "/ready") == (200, {"status": "ready"})
 
 
@@ -53,7 +53,7 @@ async def test_a_server_without_its_database_is_alive_and_not_ready(
 
     assert (status, body["code"]) == (503, "not_ready")
     assert re.match(r"The (connection to the )?database ", body["error"])
-    assert await get(site, "/health") == (200, {"status": "alive"})
+    assert await get(site, "/health") == (200, {"status": "ok"})
 
     await maintenance.execute(f"alter database {name} allow_connections true")
     await until(lambda: is_ready(site))
@@ -120,7 +120,7 @@ async def test_probes_are_answered_while_background_work_runs(site: Site):
     async with Loops([loop], site.state.metrics.loops):
         await working.wait()
 
-        assert await get(site, "/health") == (200, {"status": "alive"})
+        assert await get(site, "/health") == (200, {"status": "ok"})
         assert await get(site, "/ready") == (200, {"status": "ready"})
 
 
@@ -263,9 +263,9 @@ async def test_a_bug_has_a_request_id_and_is_logged_and_counted(site: Site):
             assert answer.headers["X-Request-ID"] == "the-one"
 
     (line,) = [event for event in logged if event["event"] == "request"]
-    assert (line["route"], line["status"]) == ("/broken/{what}", 500)
+    assert (line["route"], line["status"]) == ("/broken/:what", 500)
     shown = await metrics_of(site)
-    assert shown["molecule_http_requests_total", "GET", "/broken/{what}", "500"] == 1
+    assert shown["molecule_http_requests_total", "GET", "/broken/:what", "500"] == 1
 
 
 async def test_a_bug_in_the_middle_of_an_answer_closes_the_connection(site: Site):

@@ -24,11 +24,11 @@ from restante.http.turns import Turns
 from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
-from restante.server import admin, docs, health
+from restante.server import admin, docs, health, slashes
 from restante.server.connections import Connections
 from restante.server.health import Readiness
 from restante.server.metrics import Metrics
-from restante.server.observe import ObservedApp
+from restante.server.observe import METHODS, UNMATCHED, ObservedApp, path_label
 from restante.workspaces import web as workspaces
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
@@ -86,12 +86,16 @@ def build(services: Services) -> Starlette:
             HTTPException: problems.on_http_exception,
         },
     )
+    app.router.redirect_slashes = False
+    app.router.default = slashes.redirecting(app.router)
     for field in fields(services):
         setattr(app.state, field.name, getattr(services, field.name))
     requests = services.metrics.requests
     app.state.reference = _reference()
     for (method, path), statuses in _reference().statuses.items():
-        requests.expect(method, path, statuses)
+        requests.expect(method, path_label(path), statuses)
+    for method in METHODS:
+        requests.expect(method, UNMATCHED, (slashes.REPEAT_ELSEWHERE, 404))
     return app
 
 

@@ -88,7 +88,7 @@ def _metrics(request: Request) -> Metrics:
     answers={200: wire.Alive},
 )
 async def health(_request: Request) -> Response:
-    return json_response(wire.Alive("alive"))
+    return json_response(wire.Alive("ok"))
 
 
 @operation(

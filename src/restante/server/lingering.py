@@ -15,6 +15,8 @@ from typing import Any
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from restante.server.header_names import with_usual_names
+
 # A client that connects again as soon as it is cut off would otherwise cost more than any other.
 _STOPPED_SECONDS = 1.0
 
@@ -22,6 +24,7 @@ _STOPPED_SECONDS = 1.0
 MAX_LINGER_BYTES = 128 * 1024 * 1024
 MAX_LINGER_SECONDS = 30.0
 
+_INTERIM = b"HTTP/1.1 1"
 
 # Of all connections together.  It is more than a refused upload needs, and little for a processor.
 _DISCARDED_BYTES_PER_SECOND = 64 * 1024 * 1024
@@ -137,6 +140,7 @@ class CycleTransport:
     def __init__(self, protocol: LingeringHttp, cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = weakref.ref(cycle)  # which refers to us
+        self._head_is_due = True
 
     @property
     def body_is_due(self) -> bool:
@@ -145,7 +149,11 @@ class CycleTransport:
         return cycle is not None and cycle.more_body
 
     def write(self, data: bytes) -> None:
+        """Send what uvicorn writes: the head in one piece, and then the body."""
         if not self._protocol.is_lingering and not self.is_closing():
+            if self._head_is_due:
+                self._head_is_due = data.startswith(_INTERIM)
+                data = with_usual_names(data)
             self._protocol.transport.write(data)
 
     def is_closing(self) -> bool:

@@ -2,12 +2,14 @@
 
 import asyncio
 import math
-from collections import Counter as Counts
-from collections.abc import Iterable, Mapping
+from collections import Counter as Counts, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from restante.retention.disk import DiskState
 from restante.retention.subjects import Subjects
@@ -22,12 +24,14 @@ UPLOAD_STATES = UploadStates.__struct_fields__
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _BETWEEN_PAGES_SECONDS = 0.25
+_OF_REQUESTS = ("method", "path", "status")
 
 
 class _Page:
     """Metrics for the same readers, in one namespace."""
 
     def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
         self.registry = CollectorRegistry()
         self.counter = partial(Counter, namespace=namespace, registry=self.registry)
         self.gauge = partial(Gauge, namespace=namespace, registry=self.registry)
@@ -78,12 +82,14 @@ class RequestMetrics:
     """HTTP requests and open connections."""
 
     def __init__(self, page: _Page) -> None:
-        self.answered = page.counter(
+        self._count = page.counter(
             "http_requests_total",
             "Requests answered, by route pattern and status.",
-            ["method", "path", "status"],
+            _OF_REQUESTS,
         )
-        self.seconds = page.histogram(
+        self._seconds_total = SecondsTotal(f"{page.namespace}_http_request_duration_seconds_total")
+        page.registry.register(self._seconds_total)
+        self._seconds = page.histogram(
             "http_request_duration_seconds",
             "Time from a request's first byte to the answer's last.",
             ["method", "path"],
@@ -108,8 +114,40 @@ class RequestMetrics:
     def expect(self, method: str, path: str, statuses: Iterable[int]) -> None:
         """Show a route at 0 before its first request, with every status it is known to answer."""
         for status in statuses:
-            self.answered.labels(method, path, status)
-        self.seconds.labels(method, path)
+            self._count.labels(method, path, status)
+            self._seconds_total.add(0, method, path, str(status))
+        self._seconds.labels(method, path)
+
+    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
+        """Count a request, whose answer is complete or will never be."""
+        self._count.labels(method, path, status).inc()
+        self._seconds_total.add(seconds, method, path, str(status))
+        self._seconds.labels(method, path).observe(seconds)
+
+
+class SecondsTotal(Collector):
+    """
+    The sum of the durations, under a name that existing dashboards use.
+
+    A `Counter` of this name could not be beside the histogram: without `_total` they have the same
+    one.  In the text format the two are different metrics.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._seconds = defaultdict[tuple[str, ...], float](float)
+
+    def add(self, seconds: float, *labels: str) -> None:
+        self._seconds[labels] += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """What the page shows; called in a thread."""
+        found = CounterMetricFamily(
+            self._name, "Time that requests took, by route pattern and status.", labels=_OF_REQUESTS
+        )
+        for labels, seconds in list(self._seconds.items()):
+            found.add_metric(labels, seconds)
+        yield found
 
 
 class ConnectionMetrics:

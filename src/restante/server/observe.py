@@ -5,6 +5,7 @@ import re
 import secrets
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import structlog
@@ -24,10 +25,17 @@ log = structlog.get_logger()
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROBE = "probe"
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+UNMATCHED = "unmatched"  # any address that is no route; a raw URL never becomes a label
 
 # The client went away before an answer began; proxies use this number too.
 CLIENT_CLOSED_REQUEST = 499
+
+
+@lru_cache
+def path_label(pattern: str) -> str:
+    """The pattern of a route as dashboards know it: `/workspaces/:id/activity`."""
+    return re.sub(r"{(\w+)}", r":\1", pattern.replace("{workspace_id}", "{id}"))
 
 
 @dataclass(slots=True)
@@ -90,12 +98,9 @@ class ObservedApp(Starlette):
                 await self._answer(scope, receive, answer)
             finally:
                 seconds = time.monotonic() - started
-                method = scope["method"] if scope["method"] in _METHODS else "other"
-                # The pattern of the route; a raw URL never becomes a label.
-                route = getattr(scope.get("route"), "path", "unmatched")
-                requests = self.state.metrics.requests
-                requests.answered.labels(method, route, answer.status).inc()
-                requests.seconds.labels(method, route).observe(seconds)
+                method = scope["method"] if scope["method"] in METHODS else "other"
+                route = path_label(getattr(scope.get("route"), "path", UNMATCHED))
+                self.state.metrics.requests.answered(method, route, answer.status, seconds)
                 log.info(
                     "request",
                     method=method,

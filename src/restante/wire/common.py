@@ -24,7 +24,7 @@ class Status(Struct, frozen=True):
 class Alive(Struct, frozen=True):
     """The process runs."""
 
-    status: Literal["alive"]
+    status: Literal["ok"]
 
 
 class Ready(Struct, frozen=True, omit_defaults=True):
