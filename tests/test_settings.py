@@ -4,7 +4,7 @@ import pytest
 
 from restante.delivery.rules import MAX_FILE_BYTES, MAX_REQUEST_BYTES
 from restante.errors import SettingsInvalid
-from restante.settings import Settings, given, load
+from restante.settings import Settings, allowed_origins, given, load
 
 
 def test_nothing_given_means_the_defaults():
@@ -57,6 +57,18 @@ def test_a_setting_equal_to_its_default_counts_as_given():
             {"max_file_bytes": 2**36 + 1},
             "--max-file-bytes is wrong: expected int <= 68719476736",
         ),
+        ({"RESTANTE_CORS_ORIGINS": "*"}, {}, "RESTANTE_CORS_ORIGINS is wrong: list each origin"),
+        ({"RESTANTE_CORS_ORIGINS": "https://*.x.test"}, {}, "list each origin"),
+        ({"RESTANTE_CORS_ORIGINS": "http://a.test/"}, {}, '"http://a.test/" is not an origin'),
+        ({"RESTANTE_CORS_ORIGINS": "http://a.test/path"}, {}, "is not an origin"),
+        ({"RESTANTE_CORS_ORIGINS": "http://user@a.test"}, {}, "is not an origin"),
+        ({"RESTANTE_CORS_ORIGINS": "http://a.test:0"}, {}, "is not an origin"),
+        ({"RESTANTE_CORS_ORIGINS": "http://a.test:65536"}, {}, "is not an origin"),
+        ({"RESTANTE_CORS_ORIGINS": "localhost:3000"}, {}, "is not an origin"),
+        ({"RESTANTE_CORS_ORIGINS": "null"}, {}, "is not an origin"),
+        ({"RESTANTE_CORS_ORIGINS": "http://a.test,"}, {}, '"" is not an origin'),
+        ({"RESTANTE_CORS_ORIGINS": "none,http://a.test"}, {}, '"none" is not an origin'),
+        ({"RESTANTE_CORS_ORIGINS": "http://caf\u00e9.test"}, {}, "is not an origin"),
         ({"RESTANTE_LOG_FORMAT": "xml"}, {}, "RESTANTE_LOG_FORMAT is wrong: invalid enum value"),
     ],
 )
@@ -80,3 +92,30 @@ def test_variables_of_the_client_commands_are_tolerated():
 
 def test_other_peoples_variables_are_not_our_business():
     assert load({"PATH": "/bin", "RESTANT": "x"}, {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("written", "allowed"),
+    [
+        ("none", set()),
+        (" None ", set()),
+        ("http://localhost:3000", {"http://localhost:3000"}),
+        (
+            "HTTPS://Canvas.Example:443, http://[::1]:80",
+            {"https://canvas.example", "http://[::1]"},
+        ),
+        ("http://x.test:443,app://x:80", {"http://x.test:443", "app://x:80"}),
+    ],
+)
+def test_origins_are_listed_as_browsers_send_them(written: str, allowed: set[str]):
+    settings = load({"RESTANTE_CORS_ORIGINS": written}, {})
+
+    assert allowed_origins(settings, on_loopback=True) == allowed
+
+
+@pytest.mark.parametrize("written", [{}, {"RESTANTE_CORS_ORIGINS": ""}])
+def test_by_default_a_canvas_on_the_same_machine_is_allowed(written: dict[str, str]):
+    settings = load(written, {})
+
+    assert allowed_origins(settings, on_loopback=True) == {"http://localhost:3000"}
+    assert allowed_origins(settings, on_loopback=False) == set()

@@ -143,7 +143,9 @@ class NotAuthenticated(RestanteError):
 
 
 class OriginRefused(RestanteError):
-    """Registration without a token is open to programs on this machine, not to web pages."""
+    """
+    A web page of an origin that is not listed, or a registration without a token from elsewhere.
+    """
 
     code = "origin_refused"
 

@@ -6,6 +6,7 @@ in the operations guide follow from the declaration.
 """
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -107,6 +108,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(
             description="Token required to register a workspace. Without it, anybody can register "
             "on a server that listens on loopback, and only the admin on any other."
+        ),
+    ] = None
+    cors_origins: Annotated[
+        str | None,
+        Meta(
+            description="Origins whose web pages may use this server, separated by commas, or "
+            "none. Default: http://localhost:3000 on a server that listens on loopback, none on "
+            "any other."
         ),
     ] = None
     staging: Annotated[
@@ -266,6 +275,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 MIN_TOKEN_LENGTH = 16
 
+# Where the canvas runs while it is developed.
+_LOCAL_CANVAS = "http://localhost:3000"
+_NO_ORIGIN = "none"
+_ORIGIN = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?"
+)
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+
 # Accepted in the environment beside true and false.
 _SWITCHES = {"on": "true", "yes": "true", "off": "false", "no": "false"}
 
@@ -293,6 +310,7 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     _check_not_above(settings, "max_file_bytes", "max_request_bytes")
     _check_token(settings, "admin_token")
     _check_token(settings, "registration_token")
+    allowed_origins(settings, on_loopback=False)
     return settings
 
 
@@ -326,6 +344,33 @@ def _check_token(settings: Settings, field: str) -> None:
         raise SettingsInvalid(
             f"{variable(field)} is too short: use at least {MIN_TOKEN_LENGTH} characters."
         )
+
+
+def allowed_origins(settings: Settings, *, on_loopback: bool) -> frozenset[str]:
+    """The origins whose pages may use the server, as browsers send them; raises SettingsInvalid."""
+    listed = settings.cors_origins
+    if listed is None:
+        return frozenset({_LOCAL_CANVAS} if on_loopback else ())
+    if listed.strip().lower() == _NO_ORIGIN:
+        return frozenset()
+    return frozenset(_origin(one.strip()) for one in listed.split(","))
+
+
+def _origin(written: str) -> str:
+    name = variable("cors_origins")
+    if "*" in written:
+        raise SettingsInvalid(
+            f"{name} is wrong: list each origin by its name. {written} would let pages of anybody "
+            "use this server with the credentials of whoever looks at them."
+        )
+    found = _ORIGIN.fullmatch(written.lower())
+    if not found or int(found["port"] or 1) not in range(1, 65536):
+        raise SettingsInvalid(
+            f'{name} is wrong: "{written}" is not an origin. Write scheme://host or '
+            "scheme://host:port, without a path or a slash at the end, or none."
+        )
+    has_default_port = found["port"] == _DEFAULT_PORTS.get(found["scheme"], "")
+    return found[0].removesuffix(f":{found['port']}") if has_default_port else found[0]
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:

@@ -18,7 +18,7 @@ what it is sent is disconnected.
 import asyncio
 import time
 from collections.abc import Awaitable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from typing import Annotated, cast
 
 import msgspec
@@ -42,7 +42,7 @@ from restante.errors import (
 )
 from restante.feed.watch import Watch, WatchPolicy, watching
 from restante.http import problems
-from restante.http.disconnect import disconnected, while_connected
+from restante.http.disconnect import disconnected, refusal_read, while_connected
 from restante.http.operations import operation, parameters
 from restante.ids import ActivityId, as_uuid
 from restante.workspaces import auth
@@ -60,7 +60,6 @@ MAX_MESSAGE_CHARACTERS = 4096
 TRANSPORT = "restante.transport"
 
 _BEARER = "bearer"
-_CLOSE_SECONDS = 10.0  # for a refused WebSocket
 _GOING_AWAY, _LOST, _TOO_LONG, _BUG = 1001, 1006, 1009, 1011
 _CLOSE_CODES = 1000  # and above; a lower number is the HTTP status of a refusal
 _HEADERS = {
@@ -252,21 +251,7 @@ class _Socket:
             seconds = round(time.monotonic() - started, 4)
             log.info("websocket", route=WEBSOCKET_PATH, code=code, seconds=seconds)
         if code < _CLOSE_CODES:
-            await _until_closed(receive)
-
-
-async def _until_closed(receive: Receive) -> None:
-    """
-    Wait until a refused connection is closed.
-
-    Uvicorn logs an error if the application returns earlier.  The first `disconnect` is for the
-    refusal, the second for the closed connection.
-    """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            for _ in range(2):
-                while (await receive())["type"] != "websocket.disconnect":
-                    pass
+            await refusal_read(receive)
 
 
 socket = _Socket()

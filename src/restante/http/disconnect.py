@@ -7,6 +7,7 @@ After a disconnect a bare ASGI `send` succeeds silently, so a handler that takes
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -14,11 +15,27 @@ from starlette.types import Receive
 
 Result = TypeVar("Result")
 
+_REFUSED_SECONDS = 10.0  # for a refused WebSocket to be closed
+
 
 async def disconnected(receive: Receive) -> None:
     """Return when the client has gone away; what it still sends is ignored."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def refusal_read(receive: Receive) -> None:
+    """
+    Wait until the connection of a refused WebSocket is closed.
+
+    Uvicorn logs an error if the application returns earlier.  The first `disconnect` is for the
+    refusal, the second for the closed connection.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_REFUSED_SECONDS):
+            for _ in range(2):
+                while (await receive())["type"] != "websocket.disconnect":
+                    pass
 
 
 async def while_connected(

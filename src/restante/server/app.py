@@ -21,6 +21,7 @@ from restante.feed.watch import WatchPolicy
 from restante.http import problems
 from restante.http.body_room import BodyRoom
 from restante.http.operations import JsonPace
+from restante.http.origins import CrossOrigin
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
 from restante.retention.disk import Disk
@@ -80,6 +81,7 @@ class Services:
     staging_enabled: bool
     serve_acked: bool
     upload_limits: wire.UploadLimits
+    origins: frozenset[str]
 
 
 def build(services: Services) -> Starlette:
@@ -97,6 +99,7 @@ def build(services: Services) -> Starlette:
         setattr(app.state, field.name, getattr(services, field.name))
     requests = services.metrics.requests
     app.state.reference = _reference(services.upload_limits)
+    app.state.cross_origin = CrossOrigin(services.origins, ROUTES)
     for (method, path), statuses in app.state.reference.statuses.items():
         requests.expect(method, path_label(path), statuses)
     for method in METHODS:

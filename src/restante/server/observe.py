@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from restante.database import shares
 from restante.feed.events import TRANSPORT
 from restante.http import turns
+from restante.http.origins import OriginChecks
 from restante.http.problems import on_bug, server_stopping
 from restante.server.health import PROBES
 
@@ -45,6 +46,7 @@ class _Answer:
     raw_send: Send
     request_id: str
     transport: Any  # None if the server does not show it
+    cross_origin: list[tuple[bytes, bytes]]
     status: int = CLIENT_CLOSED_REQUEST
     has_begun: bool = False
 
@@ -54,6 +56,7 @@ class _Answer:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self.request_id
+            headers.raw.extend(self.cross_origin)
             if getattr(self.transport, "body_is_due", False):
                 headers["Connection"] = "close"  # the rest of the body is no next request
         await self.raw_send(message)
@@ -69,7 +72,8 @@ class ObservedApp(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Leave out Starlette's outermost layer, which would answer errors before `_answer`."""
-        return ExceptionMiddleware(self.router, handlers=self.exception_handlers)
+        checked = OriginChecks(self.router, self.state.cross_origin)
+        return ExceptionMiddleware(checked, handlers=self.exception_handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[TRANSPORT] = getattr(getattr(send, "__self__", None), "transport", None)
@@ -91,7 +95,8 @@ class ObservedApp(Starlette):
     async def _observe(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        answer = _Answer(send, request_id, scope[TRANSPORT])
+        cross_origin = self.state.cross_origin.headers(scope)
+        answer = _Answer(send, request_id, scope[TRANSPORT], cross_origin)
         started = time.monotonic()
         with structlog.contextvars.bound_contextvars(request_id=answer.request_id):
             try:

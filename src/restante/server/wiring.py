@@ -49,7 +49,7 @@ from restante.server.listener import HttpServer, address_of, is_loopback, listen
 from restante.server.loops import Loops
 from restante.server.metrics import Metrics
 from restante.server.stopping import StopOnSignal, stop_serving
-from restante.settings import Settings, variable
+from restante.settings import Settings, allowed_origins, variable
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.push import Push
@@ -308,6 +308,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         staging_enabled=settings.staging,
         serve_acked=settings.serve_acked,
         upload_limits=upload_limits(settings),
+        origins=allowed_origins(settings, on_loopback=is_loopback(settings.host)),
     )
 
 

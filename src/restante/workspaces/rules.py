@@ -29,6 +29,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _SMALL_CARD = 4096
 _INGEST = "/internal/chat/uploads/ingest"
 _SHORT_ID = 8
+_MAX_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Sender:
     host: str | None = None
     origin: str | None = None
     content_type: str | None = None
+    origin_is_listed: bool = False  # by the operator
 
 
 def refuse_web_pages(sender: Sender) -> None:
@@ -86,14 +88,14 @@ def refuse_web_pages(sender: Sender) -> None:
     name.  The JSON type is a second line: a page needs our permission to send it.
     """
     if sender.host is not None and not _is_loopback(sender.host):
+        host = printable(sender.host, max_length=_MAX_SHOWN)
         raise OriginRefused(
-            f"Registration is open under a loopback address only, not as {printable(sender.host)}. "
+            f"Registration is open under a loopback address only, not as {host}. "
             "Use http://127.0.0.1 and the port, or send a token that may register."
         )
-    if sender.origin is not None and not _is_ours(sender.origin, sender.host):
-        raise OriginRefused(
-            f"The web page {printable(sender.origin)} may not register workspaces without a token."
-        )
+    if sender.origin is not None and not _is_trusted(sender, sender.origin):
+        page = printable(sender.origin, max_length=_MAX_SHOWN)
+        raise OriginRefused(f"The web page {page} may not register workspaces without a token.")
     if (sender.content_type or "").partition(";")[0].strip().lower() != "application/json":
         raise NotJson("Registration without a token needs `Content-Type: application/json`.")
 
@@ -107,8 +109,9 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _is_ours(origin: str, host: str | None) -> bool:
-    return host is not None and origin.lower() == f"http://{host.lower()}"
+def _is_trusted(sender: Sender, origin: str) -> bool:
+    is_ours = sender.host is not None and origin.lower() == f"http://{sender.host.lower()}"
+    return is_ours or sender.origin_is_listed
 
 
 def registered(workspace_id: WorkspaceId, stored: Workspace | None, sent: Changes) -> Details:

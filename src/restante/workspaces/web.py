@@ -29,6 +29,7 @@ from restante.http.operations import (
     operation,
     query_of,
 )
+from restante.http.origins import CrossOrigin, origin_of
 from restante.http.problems import json_response
 from restante.ids import WorkspaceId
 from restante.retention.disk import Disk
@@ -54,7 +55,8 @@ def _disk(request: Request) -> Disk:
     details="The first registration of an id answers with its token, once. Later ones must carry "
     "that token; fields that are not sent keep their values. Whether a new id needs the server's "
     "registration token or the admin's is the operator's choice. Without a token, the request must "
-    "go to a loopback address, must not come from a web page, and must say that it is JSON.",
+    "go to a loopback address, must not come from a web page unless the operator has listed its "
+    "origin, and must say that it is JSON.",
     body=wire.Registration,
     answers={200: wire.Registered},
     refusals=(
@@ -69,12 +71,21 @@ def _disk(request: Request) -> Disk:
 )
 async def register(request: Request) -> Response:
     sent = await json_body(request, wire.Registration, max_bytes=MAX_CARD_BYTES + SMALL_JSON_BYTES)
-    headers = request.headers
-    sender = Sender(headers.get("host"), headers.get("origin"), headers.get("content-type"))
     return json_response(
         await _registry(request).register(
-            WorkspaceId(sent.id), _changes(sent), token=auth.bearer(request), sender=sender
+            WorkspaceId(sent.id),
+            _changes(sent),
+            token=auth.bearer(request),
+            sender=_sender(request),
         )
+    )
+
+
+def _sender(request: Request) -> Sender:
+    headers, origin = request.headers, origin_of(request.headers)
+    cross_origin: CrossOrigin = request.app.state.cross_origin
+    return Sender(
+        headers.get("host"), origin, headers.get("content-type"), cross_origin.allows(origin)
     )
 
 
