@@ -125,9 +125,9 @@ ADVICE = {
         "Send the right token; if it was right before, it was replaced or revoked.",
     ),
     "origin_refused": Advice(
-        "If it was a page of yours, list its origin in `RESTANTE_CORS_ORIGINS`. If it was a program "
-        "that registers, let it call `http://127.0.0.1` and the port, or send a token that may "
-        "register. If neither, somebody else's web page tried to use the server.",
+        "If it was a page of yours, list its origin in `RESTANTE_CORS_ORIGINS`. If it was a "
+        "program that registers, let it call `http://127.0.0.1` and the port, or send a token that "
+        "may register. If neither, somebody else's web page tried to use the server.",
         "A page: let the operator list its origin. A program: call the server by a loopback "
         "address, or send a token that may register.",
     ),
