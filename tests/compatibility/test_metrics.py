@@ -9,7 +9,7 @@ from outsiders import Outsider
 from processes import Server, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
-ACTIVITY = "/workspaces/{workspace_id}/activity"
+ACTIVITY = "/workspaces/:id/activity"
 
 
 def samples(url: str, name: str) -> Iterator[tuple[dict[str, str], float]]:
