@@ -434,7 +434,7 @@ select exists (select from uploads where bucket >= $1 and bucket < $2)
     or exists (select from reservations where bucket >= $1 and bucket < $2);
 
 -- name: files_in
-select workspace_id, file_id from uploads
+select workspace_id, file_id, bucket, size from uploads
  where bucket >= $1 and bucket < $2
  order by workspace_id, file_id
  limit $3;
@@ -459,6 +459,49 @@ with upload as (
     returning uploads.size
 )
 select size from moved;
+
+-- name: begin_move
+-- A large file is copied in steps.  A reservation without room, with the file's own id, keeps the bucket
+-- of the copy until it is complete.  If there is one, an earlier pass has begun: its bucket stays.
+insert into reservations (id, workspace_id, bucket, bytes, files, expires_at)
+values ($2, $1, $3, 0, 0, clock_timestamp() + $4::interval)
+    on conflict (id) do update set expires_at = excluded.expires_at
+returning bucket;
+
+-- name: copied_chunks
+-- They are copied in order, so the last one says how many there are.
+select coalesce(max(seq) + 1, 0) from chunks
+ where bucket = $1 and workspace_id = $2 and file_id = $3;
+
+-- name: copy_chunks
+-- Nothing refers to the copy yet, so the commit is not synced.
+with kept as (
+    update reservations set expires_at = clock_timestamp() + $6::interval
+      from (select set_config('synchronous_commit', 'off', true)) as unsynced
+     where id = $2
+    returning bucket
+)
+insert into chunks (bucket, workspace_id, file_id, seq, bytes)
+select kept.bucket, chunks.workspace_id, chunks.file_id, chunks.seq, chunks.bytes
+  from kept, chunks
+ where chunks.workspace_id = $1 and chunks.file_id = $2 and chunks.bucket = $3
+   and chunks.seq >= $4 and chunks.seq < $5;
+
+-- name: end_move
+-- One commit points the row at the copy and ends its reservation.  A row that is locked is left for the
+-- next pass, and so is one whose reservation has expired: then nothing has kept the copy.
+with upload as (
+    select workspace_id, file_id from uploads
+     where workspace_id = $1 and file_id = $2 and bucket = $3
+       for update skip locked
+), held as (
+    delete from reservations using upload
+     where reservations.id = upload.file_id
+    returning reservations.bucket
+)
+update uploads set bucket = held.bucket from held
+ where uploads.workspace_id = $1 and uploads.file_id = $2
+returning uploads.size;
 
 -- name: upload_totals
 -- One scan of the table: totals by bucket, and by workspace for those with most bytes, acknowledged ones
