@@ -13,7 +13,7 @@ from restante.delivery import web as uploads
 from restante.delivery.blobs import Blobs
 from restante.delivery.receive import Receiver
 from restante.errors import RestanteError
-from restante.feed import events, messages, web as feed
+from restante.feed import events, messages, sockets, web as feed
 from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
@@ -44,6 +44,7 @@ ROUTES: list[BaseRoute] = [
     *messages.ROUTES,
     *feed.ROUTES,
     *events.ROUTES,
+    *sockets.ROUTES,
     *admin.ROUTES,
 ]
 
