@@ -71,6 +71,7 @@ TABLE: dict[tuple[str, str], Call] = {
     ("GET", W + "/activity"): Call(WORKSPACE_OR_ADMIN),
     ("POST", W + "/activity/ack"): Call(WORKSPACE_OR_ADMIN, json=lambda _: {"acked_seq": 1}),
     ("GET", W + "/events"): Call(WORKSPACE_OR_ADMIN),
+    ("GET", "/events/stream"): Call(ANY_WORKSPACE_OR_ADMIN),
     ("GET", W + "/pending-uploads"): Call(WORKSPACE_OR_ADMIN),
     ("GET", W + "/pending-uploads/{file_id}/content"): Call(WORKSPACE_OR_ADMIN),
     ("POST", W + "/pending-uploads/{file_id}/ack"): Call(WORKSPACE_OR_ADMIN),
@@ -83,6 +84,7 @@ TABLE: dict[tuple[str, str], Call] = {
     ("POST", "/admin/retention/sweep"): Call(ADMIN_ALONE),
     ("GET", "/admin/status"): Call(ADMIN_ALONE),
     ("WS", W + "/ws"): Call(WORKSPACE_OR_ADMIN),
+    ("WS", "/ws"): Call(ANY_WORKSPACE_OR_ADMIN),
 }
 
 

@@ -46,6 +46,7 @@ OPERATION_IDS = {
     ("DELETE", "/admin/workspaces/{workspace_id}/token"): "workspaces_revoke_token",
     ("POST", "/admin/workspaces/{workspace_id}/token"): "workspaces_reissue_token",
     ("GET", "/docs"): "docs_read",
+    ("GET", "/events/stream"): "events_stream_any",
     ("GET", "/health"): "health_health",
     ("GET", "/metrics"): "health_metrics",
     ("GET", "/openapi.json"): "docs_document",

@@ -427,3 +427,31 @@ select workspace_id, last_seq - acked_seq as behind from feeds
  where last_seq > acked_seq
  order by behind desc, workspace_id
  limit $1;
+
+-- name: horizon
+-- Transactions with lower ids have ended; whatever commits later has this id or a higher one.
+select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as xid, statement_timestamp() as at;
+
+-- name: changed_since
+-- The feeds that a transaction with this id or a later one has changed, among them all that have grown:
+-- an append updates its feed.  One pass over the counters.  Ids of transactions have 32 bits here and
+-- wrap around, so their distance decides; a feed that is found for that reason alone has not grown.
+select workspace_id, last_seq
+  from feeds
+ where last_seq > 0
+   and ((xmin::text::bigint - $1) & 4294967295) < 2147483648
+ limit $2;
+
+-- name: seen_seqs
+-- The last row of each of these feeds that was written by a transaction before this id.  Rows are in
+-- commit order, so it is next to those that were not.  Rows with a lower id than this are older than any
+-- transaction that still runs.
+select workspace_id,
+       coalesce((select seq from feed
+                  where feed.workspace_id = feeds.workspace_id
+                    and (feed.id < $3
+                         or ((feed.xmin::text::bigint - $2) & 4294967295) >= 2147483648)
+                  order by seq desc
+                  limit 1), trimmed_seq) as seq
+  from feeds
+ where workspace_id = any($1::uuid[]);

@@ -1,18 +1,22 @@
 """A workspace's feed: append, read after a cursor, wait for new rows, acknowledge."""
 
+import asyncio
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import structlog
 
+from restante import wire
 from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database, transaction
 from restante.errors import DiskLow, OutcomeUnknown, ServerFull, WorkspaceUnknown
-from restante.feed import room, store
+from restante.feed import room, row_events, store
 from restante.feed.pages import Look, Reader
 from restante.feed.readers import Places, Scans
 from restante.feed.room import SenderParts
+from restante.feed.row_events import RowEvent
 from restante.feed.rules import (
     NOTIFY,
     ROWS_PER_LOOK,
@@ -27,9 +31,12 @@ from restante.feed.total import FeedTotal, TotalLimit
 from restante.feed.wakeups import Wakeups
 from restante.ids import ActivityId, WorkspaceId, new_activity_id
 from restante.retention.disk import Disk
+from restante.workspaces import store as workspaces
 
 log = structlog.get_logger()
 
+# So that those who watch all workspaces leave connections to everybody else.
+_READS_OF_ALL = 2
 _LARGE_ANSWERS = 8  # of one workspace at a time; each takes a page of memory
 
 
@@ -50,6 +57,7 @@ class Feed:
         # Separate, so that watchers cannot keep the workspace from polling.
         self.large_answers = Places(_LARGE_ANSWERS)
         self.large_events = Places(_LARGE_ANSWERS)
+        self.reads_of_all = asyncio.Semaphore(_READS_OF_ALL)
         self.wakeups = wakeups
         self._limits = limits
         self._disk = disk
@@ -208,6 +216,15 @@ class Feed:
         async with self._db.connection() as connection:
             seq, _marks = await Reader(connection, workspace_id, Query()).cursor(row)
         return seq
+
+    async def events_of(self, rows: Sequence[wire.ActivityRow]) -> list[RowEvent]:
+        """The events of some rows of one feed, in order."""
+        name = ""
+        if any(map(row_events.may_be_answer, rows)):
+            async with self._db.connection() as connection:
+                found = await workspaces.get(connection, WorkspaceId(rows[0].workspace_id))
+            name = found.name if found else ""
+        return [event for row in rows for event in row_events.events_of(row, name)]
 
     async def acknowledge(
         self, workspace_id: WorkspaceId, seq: int, row: ActivityId | None = None

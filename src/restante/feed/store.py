@@ -46,6 +46,8 @@ _MILLISECONDS_OF_ONE_TIME = timedelta(milliseconds=2)
 _ROWS_OF_ONE_TIME = 1000
 _LAGS_SHOWN = 20
 _WRITERS_SHOWN = 20
+# From the id of a row to its commit; an application may keep its own transaction open for long.
+_LONGEST_TRANSACTION = timedelta(days=1)
 _NULL = Raw(b"null")
 
 ALREADY_QUEUED = 0  # no row has this seq
@@ -373,6 +375,38 @@ async def lags(connection: Connection) -> Sequence[wire.LagView]:
     """The workspaces with most unacknowledged rows."""
     rows = await connection.fetch(queries.lags, _LAGS_SHOWN)
     return [wire.LagView(**row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """A moment: all transactions below this id had ended."""
+
+    xid: int
+    at: datetime
+
+
+async def horizon(connection: Connection) -> Horizon:
+    """The horizon of now; a row that is committed later is not below it."""
+    row = await connection.fetchrow(queries.horizon)
+    assert row is not None  # noqa: S101 - it has no table
+    return Horizon(**row)
+
+
+async def changed_since(
+    connection: Connection, horizon: Horizon, *, limit: int
+) -> dict[WorkspaceId, int]:
+    """The feeds that may have rows from after the horizon, each with its newest seq."""
+    rows = await connection.fetch(queries.changed_since, horizon.xid, limit)
+    return {row["workspace_id"]: row["last_seq"] for row in rows}
+
+
+async def seen_seqs(
+    connection: Connection, workspace_ids: Sequence[WorkspaceId], horizon: Horizon
+) -> dict[WorkspaceId, int]:
+    """The seq of the last row below the horizon, for those that have a feed."""
+    oldest = lowest_activity_id(horizon.at - _LONGEST_TRANSACTION)
+    rows = await connection.fetch(queries.seen_seqs, workspace_ids, horizon.xid, oldest)
+    return {row["workspace_id"]: row["seq"] for row in rows}
 
 
 def _marks(row: Row) -> Marks:

@@ -14,7 +14,7 @@ from restante.delivery import web as uploads
 from restante.delivery.blobs import Blobs
 from restante.delivery.receive import Receiver
 from restante.errors import RestanteError
-from restante.feed import events, messages, notifications, web as feed
+from restante.feed import events, messages, notifications, sockets, web as feed
 from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
@@ -48,6 +48,7 @@ ROUTES: list[BaseRoute] = [
     *notifications.ROUTES,
     *feed.ROUTES,
     *events.ROUTES,
+    *sockets.ROUTES,
     *admin.ROUTES,
 ]
 

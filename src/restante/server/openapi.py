@@ -143,7 +143,7 @@ def _tags(every: Sequence[Described]) -> list[Json]:
 
 def _schemas(operations: Iterable[Operation]) -> tuple[dict[Any, Json], Json]:
     """A schema for each type on the wire, and the components that they refer to."""
-    types: dict[Any, None] = {wire.Problem: None, wire.Event: None}
+    types: dict[Any, None] = {wire.Problem: None, wire.Event: None, wire.AgentEvent: None}
     for operation in operations:
         if operation.body:
             types[operation.body] = None

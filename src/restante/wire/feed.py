@@ -115,4 +115,32 @@ class Event(Struct, frozen=True):
 
     event: Literal["ACTIVITY_LOGGED"]
     workspace_id: UUID
+    timestamp: Annotated[Moment, Meta(description="When the row was stored.")]
     payload: ActivityRow
+
+
+class AgentFile(Struct, frozen=True, omit_defaults=True, rename={"mime_type": "mimeType"}):
+    """A file beside an agent's message."""
+
+    uri: str
+    name: str
+    mime_type: str | None = None
+    size: int | None = None
+
+
+class AgentMessage(Struct, frozen=True):
+    """What the agent of a workspace tells its user."""
+
+    message: str
+    workspace_id: UUID
+    name: Annotated[str, Meta(description="The name of the workspace.")]
+    attachments: list[AgentFile]
+
+
+class AgentEvent(Struct, frozen=True):
+    """Sent before the `Event` of a row with the method `notify`."""
+
+    event: Literal["AGENT_MESSAGE"]
+    workspace_id: UUID
+    timestamp: Annotated[Moment, Meta(description="When the row was stored.")]
+    payload: AgentMessage
