@@ -247,15 +247,19 @@ def _query_parameters(operation: Operation) -> Iterator[Json]:
         )
         if parameter["required"]:
             schema.pop("default", None)
+        else:
+            parameter["allowEmptyValue"] = True  # it counts as absent
         yield parameter | {"schema": schema}
 
 
 def _never_null(schema: Json) -> Json:
     """Query parameters are never null; None is how the handler sees a missing one."""
     kept = {key: value for key, value in schema.items() if key != "anyOf"}
-    for alternative in schema.get("anyOf", ()):
-        if alternative != {"type": "null"}:
-            kept |= alternative
+    alternatives = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    if len(alternatives) > 1:
+        kept["anyOf"] = alternatives
+    elif alternatives:
+        kept |= alternatives[0]
     if kept.get("default", ...) is None:
         del kept["default"]
     return kept
