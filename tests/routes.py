@@ -41,7 +41,12 @@ def registration(workspace_id: str) -> dict[str, Any]:
     return {"id": workspace_id, "agent_card": {"name": "x"}}
 
 
-MESSAGE: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {}}
+MESSAGE: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "message/send",
+    "params": {"message": {"parts": []}},
+}
 
 TABLE: dict[tuple[str, str], Call] = {
     ("GET", "/health"): Call(ANYONE),
@@ -49,6 +54,7 @@ TABLE: dict[tuple[str, str], Call] = {
     ("GET", "/metrics"): Call(ANYONE),
     ("GET", "/openapi.json"): Call(ANYONE),
     ("GET", "/docs"): Call(ANYONE),
+    ("GET", "/uploads/limits"): Call(ANYONE),
     # Only its owner may register a taken id again.  An open server accepts a new id from anyone, so
     # a caller can see whether an id is taken.
     ("POST", "/registry/register"): Call(WORKSPACE, json=registration, hides=False),
@@ -61,12 +67,14 @@ TABLE: dict[tuple[str, str], Call] = {
         WORKSPACE_OR_ADMIN, data=form(Part(b"new")), headers={"Content-Type": FORM}
     ),
     ("POST", W + "/a2a"): Call(ANY_WORKSPACE_OR_ADMIN, json=lambda _: MESSAGE),
+    ("POST", W + "/notify"): Call(WORKSPACE, json=lambda _: {"message": "hello"}),
     ("GET", W + "/activity"): Call(WORKSPACE_OR_ADMIN),
     ("POST", W + "/activity/ack"): Call(WORKSPACE_OR_ADMIN, json=lambda _: {"acked_seq": 1}),
     ("GET", W + "/events"): Call(WORKSPACE_OR_ADMIN),
+    ("GET", "/events/stream"): Call(ANY_WORKSPACE_OR_ADMIN),
     ("GET", W + "/pending-uploads"): Call(WORKSPACE_OR_ADMIN),
-    ("GET", W + "/pending-uploads/{file_id}/content"): Call(WORKSPACE),
-    ("POST", W + "/pending-uploads/{file_id}/ack"): Call(WORKSPACE),
+    ("GET", W + "/pending-uploads/{file_id}/content"): Call(WORKSPACE_OR_ADMIN),
+    ("POST", W + "/pending-uploads/{file_id}/ack"): Call(WORKSPACE_OR_ADMIN),
     ("POST", W + "/pending-uploads/{file_id}/reopen"): Call(WORKSPACE_OR_ADMIN, acked=True),
     ("GET", A): Call(ADMIN_ALONE),
     ("GET", A + "/{workspace_id}"): Call(ADMIN_ALONE),
@@ -76,6 +84,7 @@ TABLE: dict[tuple[str, str], Call] = {
     ("POST", "/admin/retention/sweep"): Call(ADMIN_ALONE),
     ("GET", "/admin/status"): Call(ADMIN_ALONE),
     ("WS", W + "/ws"): Call(WORKSPACE_OR_ADMIN),
+    ("WS", "/ws"): Call(ANY_WORKSPACE_OR_ADMIN),
 }
 
 

@@ -18,6 +18,8 @@ from restante.feed.rules import NewActivity
 from restante.ids import WorkspaceId
 
 WAYS = ["events", "ws"]
+# The paths that name no workspace.
+ANYWHERE = {"events": "/events/stream", "ws": "/ws"}
 GAUGES = {
     "events": "molecule_event_streams_active",
     "ws": "molecule_websocket_connections_active",
@@ -65,8 +67,8 @@ class Watcher:
         if "data" not in fields:
             return None
         event = json.loads("\n".join(fields["data"]))
-        assert fields["event"] == ["ACTIVITY_LOGGED"]
-        assert event["payload"]["id"] == self.last_id
+        assert fields["event"] == [event["event"]]
+        assert ("id" in fields) == (event["event"] == "ACTIVITY_LOGGED")
         return event
 
     async def row(self) -> dict[str, Any]:
@@ -89,7 +91,8 @@ class Watcher:
 
 @asynccontextmanager
 async def streaming(http: ClientSession, path: str, **options: Any) -> AsyncIterator[Watcher]:
-    async with http.get(f"{path}/events", **options) as answer:
+    """At the path of a workspace, or at the one for all."""
+    async with http.get(f"{path}/events" if path else ANYWHERE["events"], **options) as answer:
         assert answer.status == 200, await answer.text()
         assert answer.content_type == "text/event-stream"
 
@@ -104,7 +107,8 @@ async def streaming(http: ClientSession, path: str, **options: Any) -> AsyncIter
 
 @asynccontextmanager
 async def connected(http: ClientSession, path: str, **options: Any) -> AsyncIterator[Watcher]:
-    async with http.ws_connect(f"{path}/ws", **options) as ws:
+    """At the path of a workspace, or at the one for all."""
+    async with http.ws_connect(f"{path}/ws" if path else ANYWHERE["ws"], **options) as ws:
 
         async def read() -> str:
             message = await ws.receive(20)
@@ -113,6 +117,11 @@ async def connected(http: ClientSession, path: str, **options: Any) -> AsyncIter
             return message.data
 
         yield Watcher(read, ws)
+
+
+def watch_any(site: Site, way: str, **options: Any) -> AbstractAsyncContextManager[Watcher]:
+    """Watch what the token says."""
+    return {"events": streaming, "ws": connected}[way](site.http, "", **options)
 
 
 def watch(caller: Caller, way: str, **options: Any) -> AbstractAsyncContextManager[Watcher]:
@@ -127,7 +136,8 @@ def watch(caller: Caller, way: str, **options: Any) -> AbstractAsyncContextManag
 async def refused(site: Site, path: str, way: str, **options: Any) -> tuple[int, str]:
     """Try to watch: the status, and the code of the JSON problem."""
     headers = {**(UPGRADE if way == "ws" else {}), **options.pop("headers", {})}
-    answer = await ask(site, "GET", f"{path}/{way}", headers=headers, **options)
+    where = f"{path}/{way}" if path else ANYWHERE[way]
+    answer = await ask(site, "GET", where, headers=headers, **options)
     return answer.status, answer.json["code"]
 
 
@@ -161,13 +171,15 @@ async def nobody_watches(site: Site) -> None:
 
     async def gone() -> bool:
         counts = [await gauge(site, way) for way in WAYS]
-        return counts == [0, 0] and not site.state.wakeups._waiters
+        wakeups = site.state.wakeups
+        return counts == [0, 0] and not wakeups._waiters and not wakeups._for_all
 
     await until(gone)
 
 
 async def is_watched_by(site: Site, count: int) -> bool:
-    return sum(map(len, site.state.wakeups._waiters.values())) == count
+    wakeups = site.state.wakeups
+    return sum(map(len, wakeups._waiters.values())) + len(wakeups._for_all) == count
 
 
 async def revoke(workspace: Caller) -> None:

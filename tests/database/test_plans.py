@@ -107,6 +107,7 @@ class Crowded:
             lambda: feed.acknowledge(connection, workspace_id, ROWS - 10, self.row_id),
             lambda: feed.seq_of(connection, workspace_id, self.row_id),
             lambda: feed.fill_of(connection, workspace_id),
+            lambda: feed.seen_seqs(connection, [workspace_id], feed.Horizon(2**31 - 1, NOW)),
             lambda: feed.trim_oldest(
                 cast("Tx", connection), workspace_id, stored_before=NOW + DAY, is_removed=True
             ),

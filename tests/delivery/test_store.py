@@ -374,3 +374,15 @@ async def test_an_acknowledgement_waits_for_a_deletion_and_says_what_became_of_i
     # The statement that deletes frees the room itself; this one must not do it too.
     left = Counters(1, 10, 1) if is_committed else Counters(1, 0, 0)
     assert await counters(watcher, workspace_id) == left
+
+
+async def test_the_table_has_a_ceiling_for_sizes_whatever_the_settings_say(
+    connection: Connection, workspace_id: WorkspaceId
+):
+    await make_upload(connection, workspace_id)
+    resize = "update uploads set size = $1"
+
+    await connection.execute(resize, 2**36)
+    for wrong in (0, 2**36 + 1):
+        with pytest.raises(asyncpg.CheckViolationError, match="uploads_size_check"):
+            await connection.execute(resize, wrong)

@@ -36,7 +36,7 @@ from watchers import (
 )
 
 from restante.errors import DatabaseUnavailable, TooManyAtOnce
-from restante.feed import events
+from restante.feed import sockets
 from restante.feed.rules import UNLIMITED, Page, Query
 from restante.feed.service import Feed
 from restante.ids import WorkspaceId
@@ -175,13 +175,13 @@ async def test_what_a_watcher_sends_is_ignored(workspace: Caller):
     async with watch(workspace, "ws") as watcher:
         for _ in range(50):
             await watcher.way.send_str("hello")
-            await watcher.way.send_bytes(b"\0" * events.MAX_MESSAGE_CHARACTERS)
+            await watcher.way.send_bytes(b"\0" * sockets.MAX_MESSAGE_CHARACTERS)
         await append(workspace, "one")
 
         assert await watcher.summaries(1) == ["one"]
 
 
-@pytest.mark.parametrize("size", [events.MAX_MESSAGE_CHARACTERS + 1, 20_000_000])
+@pytest.mark.parametrize("size", [sockets.MAX_MESSAGE_CHARACTERS + 1, 20_000_000])
 async def test_a_watcher_that_sends_too_much_is_disconnected(
     site: Site, workspace: Caller, size: int
 ):
@@ -299,7 +299,7 @@ async def test_a_server_with_many_watchers_stops_in_time(server: Server):
             )
             for number in range(50)
         ]
-        message = {"jsonrpc": "2.0", "method": "message/send", "params": {"a": "b"}}
+        message = {"jsonrpc": "2.0", "method": "message/send", "params": {"message": {"parts": []}}}
         headers = bearer(server.admin_token)
         async with http.post(f"{path}/a2a", json=message, headers=headers) as answer:
             assert answer.status == 200

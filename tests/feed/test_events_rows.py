@@ -41,6 +41,13 @@ async def test_a_watcher_sees_each_new_row_as_the_feed_has_it(workspace: Caller,
     ]
 
 
+async def test_an_event_of_a_stream_has_the_id_of_its_row(workspace: Caller):
+    async with watch(workspace, "events") as watcher:
+        for _ in range(2):
+            await append(workspace, "a message")
+            assert (await watcher.row())["id"] == watcher.last_id
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_the_operator_may_watch_any_workspace(workspace: Caller, way: str):
     async with watch(workspace, way, headers=ADMIN) as watcher:

@@ -106,7 +106,7 @@ async def targets_of(server: Watched) -> list[Target]:
         workspace = full if method == "GET" else await server.register()
         where = path.format(workspace_id=workspace.id, file_id=full.file_id)
         lines = HANDSHAKE if path.endswith("/ws") else ()
-        if path.endswith(("/ws", "/events")):
+        if path.endswith(("/ws", "/events", "/events/stream")):
             where += f"?last_event_id={row_id}"
         if path.endswith("/chat/uploads"):
             lines = (f"Content-Type: {FORM}",)

@@ -21,15 +21,17 @@ import restante
 from restante import wire
 from restante.http import problems
 from restante.http.operations import operation, operation_of
-from restante.server import openapi
+from restante.server import openapi, wiring
 from restante.server.app import ROUTES
 from restante.server.docs.page import rendered
+from restante.settings import Settings
 
 TAG = "tests"  # of the handlers in this file
 HTTP_ROUTES = [route for route in ROUTES if isinstance(route, Route)]
 WEBSOCKET_ROUTES = [route for route in ROUTES if isinstance(route, WebSocketRoute)]
 GUIDE = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
-DOCUMENT = openapi.document(ROUTES)
+LIMITS = wiring.upload_limits(Settings())
+DOCUMENT = openapi.document(ROUTES, LIMITS)
 OPERATIONS = {
     one["operationId"]: one for methods in DOCUMENT["paths"].values() for one in methods.values()
 }
@@ -44,12 +46,14 @@ OPERATION_IDS = {
     ("DELETE", "/admin/workspaces/{workspace_id}/token"): "workspaces_revoke_token",
     ("POST", "/admin/workspaces/{workspace_id}/token"): "workspaces_reissue_token",
     ("GET", "/docs"): "docs_read",
+    ("GET", "/events/stream"): "events_stream_any",
     ("GET", "/health"): "health_health",
     ("GET", "/metrics"): "health_metrics",
     ("GET", "/openapi.json"): "docs_document",
     ("GET", "/ready"): "health_ready",
     ("POST", "/registry/heartbeat"): "workspaces_heartbeat",
     ("POST", "/registry/register"): "workspaces_register",
+    ("GET", "/uploads/limits"): "uploads_limits",
     ("DELETE", "/workspaces/{workspace_id}"): "workspaces_remove",
     ("PATCH", "/workspaces/{workspace_id}"): "workspaces_change",
     ("POST", "/workspaces/{workspace_id}/a2a"): "messages_send",
@@ -88,7 +92,7 @@ def test_a_route_without_a_description_is_an_error():
         return Response()
 
     with pytest.raises(LookupError, match="/forgotten has no @operation"):
-        openapi.document([*ROUTES, Route("/forgotten", forgotten)])
+        openapi.document([*ROUTES, Route("/forgotten", forgotten)], LIMITS)
 
 
 def test_the_document_is_valid_openapi():
@@ -154,7 +158,7 @@ def test_operation_ids_and_tags_stay_what_generated_clients_use():
         ("workspaces_show", [{"admin": []}]),
         ("feed_read", [{"workspace": []}, {"admin": []}]),
         ("messages_send", [{"sender": []}, {"admin": []}]),
-        ("uploads_content", [{"workspace": []}]),
+        ("uploads_content", [{"workspace": []}, {"admin": []}]),
     ],
 )
 def test_an_operation_names_the_tokens_that_it_accepts(name: str, tokens: list[dict[str, Any]]):
@@ -165,11 +169,10 @@ def test_a_query_is_described_with_its_limits():
     described = {one["name"]: one for one in OPERATIONS["feed_read"]["parameters"]}
 
     assert described["limit"]["schema"] == {
-        "type": "integer",
-        "minimum": 1,
-        "maximum": 500,
+        "anyOf": [{"type": "integer", "minimum": 1, "maximum": 500}, {"type": "string"}],
         "default": 100,
     }
+    assert described["limit"]["allowEmptyValue"]
     assert described["since_id"]["schema"] == {"type": "string", "format": "uuid"}
     assert described["since_seq"]["schema"] == {
         "type": "integer",
@@ -223,12 +226,21 @@ def test_a_bare_status_stands_for_every_error_that_has_it():
     async def attempt(_request: Request) -> Response:
         return Response()
 
-    found = openapi.document([Route("/attempt", attempt)])
+    found = openapi.document([Route("/attempt", attempt)], LIMITS)
 
     refused = found["paths"]["/attempt"]["get"]["responses"]["422"]
     assert set(refused["x-codes"]) == {
         error.code for error, status in problems.STATUS.items() if status == 422
     }
+
+
+def test_the_limits_of_the_server_are_named():
+    document = openapi.document(ROUTES, wire.UploadLimits(2_000_001, 3_000_002, 64))
+
+    path = document["paths"]["/workspaces/{workspace_id}/chat/uploads"]
+    description = path["post"]["description"]
+    assert "2000001 bytes" in description
+    assert "3000002 bytes in 64 files" in description
 
 
 @pytest.mark.anyio
@@ -302,7 +314,7 @@ def test_descriptions_are_escaped_on_the_page():
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("query", ["since_secs=null", "source=null", "source=NULL", "limit=null"])
+@pytest.mark.parametrize("query", ["since_secs=null", "source=null", "source=NULL", "wait=null"])
 async def test_null_in_a_query_is_refused(site: Site, query: str):
     """A client with a bug must not get the whole feed because its filter was dropped."""
     workspace = await registered(site)

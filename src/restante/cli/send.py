@@ -11,7 +11,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 from restante import wire
 from restante.cli.access import Access, workspace_named
 from restante.cli.output import Console, json_text, shown_bytes
-from restante.delivery.rules import MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
 from restante.errors import BadRequest
 from restante.text import printable
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from restante.client.sending import Outgoing
 
 # Leaves room for the multipart headers.
-_MAX_BATCH_BYTES = MAX_REQUEST_BYTES - 64 * 1024
+_FORM_BYTES = 64 * 1024
 
 
 def register(app: App, group: Group) -> None:
@@ -77,30 +76,32 @@ async def _send(
     ttl_seconds: int | None,
     accepted: list[wire.StagedFile],
 ) -> None:
-    from restante.client.sending import Outgoing
+    from restante.client.sending import Outgoing, check_sizes
 
     if not paths:
         raise BadRequest("Say which files to send.")
     # Check all files before sending the first.
     files = [Outgoing.of(path) for path in paths]
     async with access.client() as client:
+        limits = await client.upload_limits()
+        check_sizes(files, limits)
         to = await workspace_named(client, workspace)
         with _Bar(files) as bar:
-            for batch in batches(files):
+            for batch in batches(files, limits):
                 accepted += await client.send_files(
                     to, batch, ttl_seconds=ttl_seconds, progress=bar.sent
                 )
                 bar.batch_ended()
 
 
-def batches(files: "Sequence[Outgoing]") -> "Iterator[list[Outgoing]]":
-    """Split the files, in order, into as few requests as the limits allow."""
+def batches(files: "Sequence[Outgoing]", limits: wire.UploadLimits) -> "Iterator[list[Outgoing]]":
+    """Split the files, in order, into as few requests as the server's limits allow."""
+    max_files = limits.max_attachments_per_message
+    max_bytes = limits.per_request_bytes - _FORM_BYTES
     batch: list[Outgoing] = []
     size = 0
     for file in files:
-        if batch and (
-            len(batch) == MAX_FILES_PER_REQUEST or size + file.part.size > _MAX_BATCH_BYTES
-        ):
+        if batch and (len(batch) >= max_files or size + file.part.size > max_bytes):
             yield batch
             batch, size = [], 0
         batch.append(file)

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from restante import errors, wire
-from restante.delivery.rules import UNKNOWN_TYPE, clean_mimetype, clean_name
+from restante.delivery.rules import UNKNOWN_TYPE, clean_mimetype, clean_name, display_name
 from restante.errors import AnswerInvalid, RestanteError, ServerRefused
 from restante.ids import ActivityId, FileId, WorkspaceId
 from restante.text import printable
@@ -220,6 +220,13 @@ def reopen(workspace_id: WorkspaceId, file_id: FileId) -> Call[wire.Status]:
     return Call(method="POST", path=path, read=_reader(wire.Status))
 
 
+def upload_limits() -> Call[wire.UploadLimits]:
+    """The largest file and request that the server accepts."""
+    return Call(
+        method="GET", path="/uploads/limits", read=_reader(wire.UploadLimits), repeatable=True
+    )
+
+
 def upload(
     workspace_id: WorkspaceId, parts: Sequence[Part], *, key: str, ttl_seconds: int | None
 ) -> Call[wire.UploadAnswer]:
@@ -244,11 +251,14 @@ def part_head(key: str, part: Part) -> bytes:
     """
     The boundary and headers before the bytes of a part.
 
-    Name and type are cleaned with the server's rules, so that nothing in them needs escaping.
+    Name and type are cleaned with the server's rules, so that nothing in them needs escaping.  The
+    original name is beside it, percent-encoded; servers that do not know that form ignore it.
     """
     name, kind = clean_name(part.name), clean_mimetype(part.mimetype) or UNKNOWN_TYPE
+    shown = quote(display_name(part.name), safe="", errors="replace")
+    original = "" if shown == name else f"; filename*=UTF-8''{shown}"
     return (
-        f'--{key}\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n'
+        f'--{key}\r\nContent-Disposition: form-data; name="files"; filename="{name}"{original}\r\n'
         f"Content-Type: {kind}\r\n\r\n"
     ).encode()
 
@@ -382,6 +392,7 @@ _CLIENT_ONLY = {
     errors.FolderFull,
     errors.FolderInUse,
     errors.FolderUnusable,
+    errors.NoRoomForFile,
     errors.ServerRefused,
     errors.ServerUnreachable,
 }

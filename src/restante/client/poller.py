@@ -20,23 +20,27 @@ from restante import wire
 from restante.client import calls
 from restante.client.calls import Cursor, FeedPage, body_of, decoded
 from restante.client.disk import Directory
-from restante.client.fetching import WaitingFile, check_size, fetch_whole
+from restante.client.fetching import WaitingFile, check_size, fetch_whole, shown_name
+from restante.client.places import (
+    hidden_partial,
+    place_freely,
+    remove_stale_partials,
+    unique_name,
+)
 from restante.client.retry import Backoff, is_retryable
 from restante.client.sending import ProgressCallback, no_progress
-from restante.delivery.rules import MAX_FILE_BYTES, UPLOAD_METHOD, clean_name
+from restante.delivery.rules import UPLOAD_METHOD, clean_name
 from restante.errors import AnswerInvalid, CursorGone, RestanteError
-from restante.ids import ActivityId, FileId, as_uuid
+from restante.ids import ActivityId, FileId
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
 
 WAIT_SECONDS = 30
+_NOTIFY = "notify"
 _MIN_POLL_SECONDS = 1
 _ALL_GONE = "The server rejects every position in its feed as gone."
 _MAX_CURSOR_LOSSES = 2
-
-# By default no server keeps an upload longer.  Where one does, the file is fetched from the start.
-_STALE_PARTIAL_SECONDS = 7 * 24 * 3600
 
 
 class _Announced(msgspec.Struct, frozen=True, rename={"mime_type": "mimeType"}):
@@ -46,6 +50,7 @@ class _Announced(msgspec.Struct, frozen=True, rename={"mime_type": "mimeType"}):
     name: str
     size: Annotated[int, msgspec.Meta(ge=0)]
     mime_type: str = ""
+    display_name: Any = None  # a wrong one must not hide the file
 
 
 class MessageItem:
@@ -95,29 +100,39 @@ class FileItem:
         """The file name, safe on every filesystem."""
         return self.file.name
 
+    @property
+    def display_name(self) -> str:
+        """The name that the sender gave, for people; not safe as a path."""
+        return self.file.original_name
+
     async def save(
         self,
         directory: str | os.PathLike[str],
         *,
-        max_bytes: int = MAX_FILE_BYTES,
+        original_name: bool = False,
+        max_bytes: int | None = None,
         progress: ProgressCallback = no_progress,
     ) -> Path:
         """
         Fetch the file into a directory and return its path; it is complete, verified and synced.
 
-        The name starts with random hex digits, so that no file is replaced.  An interrupted
-        download is resumed from its partial file, `.<file id>.part`.  Raises UploadGone if the
-        server no longer has the file.  An exception that `progress` raises ends the download and
-        is raised here.
+        The name starts with random hex digits, so that no file is replaced; with `original_name` it
+        is the sender's, made safe, and `a (2).txt` if there is an `a.txt`.  An interrupted download
+        is resumed from its partial file, `.<file id>.part`.  Raises UploadGone if the server no
+        longer has the file.  An exception that `progress` raises ends the download and is raised
+        here.
 
-        Partial files in the directory that are a week old and in use by no process are removed.
+        A file above `max_bytes` is refused; by default above the server's limit or 1 GiB.  Partial
+        files in the directory that are a week old and in use by no process are removed.
         """
-        check_size(self.file, max_bytes)
+        await check_size(self._client, self.file, max_bytes)
         path = Path(directory)
-        partial_name = f".{self.file.file_id}.part"
+        partial_name = hidden_partial(self.file.file_id)
         with Directory.open(path) as folder, folder.partial(partial_name) as partial:
-            await asyncio.to_thread(_remove_stale_partials, path)
+            await asyncio.to_thread(remove_stale_partials, path)
             await fetch_whole(self._client, self.file, partial, progress)
+            if original_name:
+                return await asyncio.to_thread(_place_freely, folder, partial_name, self.file)
             return folder.place(partial_name, folder, unique_name(self.name))
 
     async def ack(self) -> None:
@@ -128,24 +143,11 @@ class FileItem:
 Item = FileItem | MessageItem
 
 
-def unique_name(name: str) -> str:
-    """A file name that does not exist yet."""
-    return f"{os.urandom(16).hex()}-{name}"
-
-
-def _remove_stale_partials(path: Path) -> None:
-    """Remove the partial files of uploads that failed and then expired: they are never resumed."""
-    with Directory.open(path) as directory:
-        partials = [name for name in directory.names() if _is_partial(name)]
-        directory.remove_stale_partials(
-            partials, written_before=time.time() - _STALE_PARTIAL_SECONDS
-        )
-
-
-def _is_partial(name: str) -> bool:
-    """Whether we have given a file this name: a file of the user may look like it."""
-    file_id = as_uuid(name[1:-5])
-    return file_id is not None and name == f".{file_id}.part"
+def _place_freely(folder: Directory, partial: str, file: WaitingFile) -> Path:
+    name = place_freely(folder, partial, file)
+    folder.sync()
+    folder.remove(partial)
+    return folder.path / name
 
 
 def announced(row: wire.ActivityRow) -> WaitingFile | None:
@@ -156,7 +158,18 @@ def announced(row: wire.ActivityRow) -> WaitingFile | None:
         sent = decoded(row.request_body, _Announced)
     except AnswerInvalid:
         return None
-    return WaitingFile(FileId(sent.file_id), clean_name(sent.name), sent.mime_type, sent.size)
+    return WaitingFile(
+        FileId(sent.file_id),
+        clean_name(sent.name),
+        sent.mime_type,
+        sent.size,
+        shown_name(sent.display_name),
+    )
+
+
+def is_for_the_user(row: wire.ActivityRow) -> bool:
+    """Whether the workspace wrote it itself, for its user; another workspace cannot."""
+    return row.method == _NOTIFY and row.source_id is None
 
 
 @dataclass(slots=True)
@@ -187,6 +200,7 @@ class Inbox:
         self._cursor_losses = 0
         self._is_marked = True
         self._has_started = cursor is None
+        self._not_for_us: set[int] = set()  # seqs of the current page
         self.cursor = cursor
         self.gaps = Gaps()
 
@@ -228,9 +242,14 @@ class Inbox:
 
     def consumed(self, item: Item) -> None:
         """Mark an item as handled: the next page starts after it."""
-        before = self.cursor.seq if self.cursor else item.seq - 1
-        self.gaps.missed += max(item.seq - before - 1, 0)
-        self.cursor = Cursor(item.seq, ActivityId(item.row.id))
+        self._pass(item.row)
+
+    def _pass(self, row: wire.ActivityRow) -> None:
+        """Move behind a row, and behind those on its page that are not for us."""
+        before = self.cursor.seq if self.cursor else row.seq - 1
+        passed = sum(before < seq < row.seq for seq in self._not_for_us)
+        self.gaps.missed += max(row.seq - before - passed - 1, 0)
+        self.cursor = Cursor(row.seq, ActivityId(row.id))
         self._is_marked = False
 
     async def page(self, wait_seconds: float = 0) -> list[Item]:
@@ -255,7 +274,15 @@ class Inbox:
         self._cursor_losses = 0
         if self._until is None or not page.rows:
             self._until = page.latest_seq if page.rows else cursor.seq
-        return [self._item(row) for row in self._fresh(page, cursor)]
+        return self._items(self._fresh(page, cursor))
+
+    def _items(self, rows: list[wire.ActivityRow]) -> list[Item]:
+        """What the rows bring; a page with nothing for us is passed at once."""
+        self._not_for_us = {row.seq for row in rows if is_for_the_user(row)}
+        items = [self._item(row) for row in rows if row.seq not in self._not_for_us]
+        if rows and not items:
+            self._pass(rows[-1])
+        return items
 
     async def _read(self, cursor: Cursor, wait_seconds: float) -> FeedPage:
         """Read a page; an endless inbox retries in its own loop, so it makes one attempt here."""

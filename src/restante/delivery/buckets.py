@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from restante import wire
 from restante.database import sql
@@ -14,6 +14,8 @@ queries = sql.load("restante.delivery")
 
 _SHOWN = 20
 _SILENT_SHOWN = 5
+# Longer than the time between two sweeps, unless the operator has set a long one.
+_MOVE_LASTS = timedelta(hours=1)
 _STATES = wire.UploadStates.__struct_fields__
 
 
@@ -85,12 +87,20 @@ async def is_bucket_in_use(connection: Connection, span: Span) -> bool:
     return bool(await connection.fetchval(queries.is_bucket_in_use, span.start, span.end))
 
 
-async def files_in(
-    connection: Connection, span: Span, limit: int
-) -> list[tuple[WorkspaceId, FileId]]:
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """Where the bytes of an upload are."""
+
+    workspace_id: WorkspaceId
+    file_id: FileId
+    bucket: datetime
+    size: int
+
+
+async def files_in(connection: Connection, span: Span, limit: int) -> list[StoredFile]:
     """Uploads whose bytes are in this bucket."""
     rows = await connection.fetch(queries.files_in, span.start, span.end, limit)
-    return [(WorkspaceId(row["workspace_id"]), FileId(row["file_id"])) for row in rows]
+    return [StoredFile(**row) for row in rows]
 
 
 async def move_file(
@@ -98,6 +108,39 @@ async def move_file(
 ) -> int | None:
     """Move one file's bytes to another bucket; returns its size, None if it is locked or gone."""
     return await connection.fetchval(queries.move_file, workspace_id, file_id, to)
+
+
+# The steps of moving a large file.  Between two of them the pass may end, or the server.
+
+
+async def begin_move(connection: Connection, file: StoredFile, *, to: datetime) -> datetime:
+    """
+    Keep a bucket for the copy of a file; returns which.
+
+    That is the one of a move that was begun before, unless its copy is no longer kept.
+    """
+    key = file.workspace_id, file.file_id
+    bucket = await connection.fetchval(queries.begin_move, *key, to, _MOVE_LASTS)
+    if bucket != to and not await connection.fetchval(queries.is_kept, bucket, *key):
+        await connection.execute(queries.release, file.file_id)
+        bucket = await connection.fetchval(queries.begin_move, *key, to, _MOVE_LASTS)
+    return bucket
+
+
+async def copied_chunks(connection: Connection, file: StoredFile, *, to: datetime) -> int:
+    """How many chunks of a file were copied before."""
+    return await connection.fetchval(queries.copied_chunks, to, file.workspace_id, file.file_id)
+
+
+async def copy_chunks(connection: Connection, file: StoredFile, seqs: range) -> None:
+    """Copy these chunks to the bucket that is kept for them."""
+    key = file.workspace_id, file.file_id, file.bucket
+    await connection.execute(queries.copy_chunks, *key, seqs.start, seqs.stop, _MOVE_LASTS)
+
+
+async def end_move(connection: Connection, file: StoredFile) -> int | None:
+    """The copy is complete; returns the size of the file, None if it is locked or gone."""
+    return await connection.fetchval(queries.end_move, file.workspace_id, file.file_id, file.bucket)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,20 +51,22 @@ with target as materialized (
     delete from reservations using room where id = $6
 ), stored as (
     insert into uploads (workspace_id, file_id, bucket, name, mimetype, size, sha256,
-                         created_at, expires_at)
-    select $1, file.id, target.bucket, file.name, file.mimetype, file.size, file.sha256, $12, $13
-      from room, target, unnest($14::uuid[], $15::text[], $16::text[], $17::bigint[], $18::bytea[])
-              as file (id, name, mimetype, size, sha256)
+                         created_at, expires_at, display_name)
+    select $1, file.id, target.bucket, file.name, file.mimetype, file.size, file.sha256, $12, $13,
+           file.display_name
+      from room, target, unnest($14::uuid[], $15::text[], $16::text[], $17::bigint[], $18::bytea[],
+                                $34::text[])
+              as file (id, name, mimetype, size, sha256, display_name)
 ), kept as (
     insert into chunks (bucket, workspace_id, file_id, seq, bytes)
     select target.bucket, $1, piece.file_id, piece.seq, piece.bytes
       from room, target, unnest($19::uuid[], $20::int[], $21::bytea[]) as piece (file_id, seq, bytes)
 ), announced as (
-    insert into feed (id, workspace_id, seq, activity_type, target_id, method, summary,
+    insert into feed (id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
                       request_body, status, created_at, bytes)
     -- The bodies are sent as text: an application's connection may have its own codec for json.  No
     -- two rows have the same time, so that a reader can page back by it.
-    select line.id, $1, room.last_seq - $7 + line.number, $22, $1, $23, line.summary,
+    select line.id, $1, room.last_seq - $7 + line.number, $22, $35::uuid, $1, $23, line.summary,
            line.body::json, $24,
            $12::timestamptz + (line.number - 1) * interval '1 microsecond', line.bytes
       from room, unnest($25::uuid[], $26::text[], $27::text[], $28::int[])
@@ -89,15 +91,17 @@ select fingerprint, answer from answers
  where workspace_id = $1 and idempotency_key = $2 and expires_at > $3;
 
 -- name: get_upload
--- Absent, acknowledged, expired and another workspace's give the same answer.
+-- Absent, acknowledged, expired and another workspace's give the same answer.  $4: acknowledged ones
+-- are wanted too, for as long as they exist.
 select workspace_id, file_id, bucket, name, mimetype, size, sha256,
-       created_at, fetched_at, acked_at, expires_at
+       created_at, fetched_at, acked_at, expires_at, coalesce(display_name, name) as display_name
   from uploads
- where workspace_id = $1 and file_id = $2 and acked_at is null and expires_at > $3;
+ where workspace_id = $1 and file_id = $2
+   and case when acked_at is null then expires_at > $3 else $4::boolean end;
 
 -- name: unacked_uploads
 select file_id, name, mimetype as mime_type, size, encode(sha256, 'hex') as sha256,
-       created_at, fetched_at, expires_at
+       created_at, fetched_at, expires_at, coalesce(display_name, name) as display_name
   from uploads
  where workspace_id = $1 and acked_at is null and expires_at > $2
    and (created_at, file_id) > ($3, $4)
@@ -185,7 +189,7 @@ returning seq;
 
 -- name: get_acked
 select workspace_id, file_id, bucket, name, mimetype, size, sha256,
-       created_at, fetched_at, acked_at, expires_at
+       created_at, fetched_at, acked_at, expires_at, coalesce(display_name, name) as display_name
   from uploads
  where workspace_id = $1 and file_id = $2 and acked_at is not null;
 
@@ -210,7 +214,8 @@ select exists (select from expired) as is_first, acked_at, least(expires_at, $3)
 -- name: uploads_in_any_state
 -- For the operator, and rare: an index that begins with the file would cost every upload, and without
 -- one the million uploads that a server may hold are scanned in half a second.
-select workspace_id, file_id, bucket, name, mimetype as mime_type, size, encode(sha256, 'hex') as sha256,
+select workspace_id, file_id, bucket, name, coalesce(display_name, name) as display_name,
+       mimetype as mime_type, size, encode(sha256, 'hex') as sha256,
        created_at, fetched_at, acked_at, expires_at, state, acked_at + $8::interval as reopenable_until
   from (select *,
                case when acked_at is not null then 'acked'
@@ -429,7 +434,7 @@ select exists (select from uploads where bucket >= $1 and bucket < $2)
     or exists (select from reservations where bucket >= $1 and bucket < $2);
 
 -- name: files_in
-select workspace_id, file_id from uploads
+select workspace_id, file_id, bucket, size from uploads
  where bucket >= $1 and bucket < $2
  order by workspace_id, file_id
  limit $3;
@@ -454,6 +459,49 @@ with upload as (
     returning uploads.size
 )
 select size from moved;
+
+-- name: begin_move
+-- A large file is copied in steps.  A reservation without room, with the file's own id, keeps the bucket
+-- of the copy until it is complete.  If there is one, an earlier pass has begun: its bucket stays.
+insert into reservations (id, workspace_id, bucket, bytes, files, expires_at)
+values ($2, $1, $3, 0, 0, clock_timestamp() + $4::interval)
+    on conflict (id) do update set expires_at = excluded.expires_at
+returning bucket;
+
+-- name: copied_chunks
+-- They are copied in order, so the last one says how many there are.
+select coalesce(max(seq) + 1, 0) from chunks
+ where bucket = $1 and workspace_id = $2 and file_id = $3;
+
+-- name: copy_chunks
+-- Nothing refers to the copy yet, so the commit is not synced.
+with kept as (
+    update reservations set expires_at = clock_timestamp() + $6::interval
+      from (select set_config('synchronous_commit', 'off', true)) as unsynced
+     where id = $2
+    returning bucket
+)
+insert into chunks (bucket, workspace_id, file_id, seq, bytes)
+select kept.bucket, chunks.workspace_id, chunks.file_id, chunks.seq, chunks.bytes
+  from kept, chunks
+ where chunks.workspace_id = $1 and chunks.file_id = $2 and chunks.bucket = $3
+   and chunks.seq >= $4 and chunks.seq < $5;
+
+-- name: end_move
+-- One commit points the row at the copy and ends its reservation.  A row that is locked is left for the
+-- next pass, and so is one whose reservation has expired: then nothing has kept the copy.
+with upload as (
+    select workspace_id, file_id from uploads
+     where workspace_id = $1 and file_id = $2 and bucket = $3
+       for update skip locked
+), held as (
+    delete from reservations using upload
+     where reservations.id = upload.file_id
+    returning reservations.bucket
+)
+update uploads set bucket = held.bucket from held
+ where uploads.workspace_id = $1 and uploads.file_id = $2
+returning uploads.size;
 
 -- name: upload_totals
 -- One scan of the table: totals by bucket, and by workspace for those with most bytes, acknowledged ones

@@ -8,7 +8,8 @@ from restante.database import partitions
 from restante.database.partitions import Partition, PartitionedTable
 from restante.database.pool import Connection
 from restante.delivery import buckets, rules, store
-from restante.delivery.buckets import NO_FILES, LiveFiles
+from restante.delivery.buckets import NO_FILES, LiveFiles, StoredFile
+from restante.delivery.rules import CHUNK_BYTES
 from restante.retention.subjects import (
     OUT_OF_TIME,
     Account,
@@ -34,6 +35,9 @@ _MOVE_BELOW = 0.3
 _DUE_COUNTED = 100_000
 _FILES_COUNTED = 10_000
 _FILES_PER_LOOK = 100
+# Copied by one statement.  One for a whole file of several GiB would run into its timeout, again in
+# every pass, and hold back the vacuum of all tables.
+_STEP_CHUNKS = 64
 
 
 class DueUploads(RowSubject):
@@ -203,12 +207,29 @@ async def _move_files(partition: Partition, work: Work) -> str | None:
     to = rules.bucket_of(work.now)
     while found := await buckets.files_in(work.connection, partition.span, _FILES_PER_LOOK):
         moved = 0
-        for workspace_id, file_id in found:
+        for file in found:
             if work.is_out_of_time:
                 return OUT_OF_TIME
-            size = await buckets.move_file(work.connection, workspace_id, file_id, to=to)
+            size = await _move(file, to, work)
             moved += size or 0
             work.moved(size or 0)
         if not moved:
-            return "the files that are left in it are locked"
+            return (
+                OUT_OF_TIME if work.is_out_of_time else "the files that are left in it are locked"
+            )
     return None
+
+
+async def _move(file: StoredFile, to: datetime, work: Work) -> int | None:
+    """Move one file; returns its size, None if it is locked, or if the time is over before."""
+    connection = work.connection
+    if file.size <= _STEP_CHUNKS * CHUNK_BYTES:
+        return await buckets.move_file(connection, file.workspace_id, file.file_id, to=to)
+    to = await buckets.begin_move(connection, file, to=to)
+    copied, chunks = await buckets.copied_chunks(connection, file, to=to), file.size / CHUNK_BYTES
+    while copied < chunks:
+        if work.is_out_of_time:
+            return None
+        await buckets.copy_chunks(connection, file, range(copied, copied + _STEP_CHUNKS))
+        copied += _STEP_CHUNKS
+    return await buckets.end_move(connection, file)

@@ -1,13 +1,16 @@
 """Text messages, which share the feed with files."""
 
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
+from uuid import UUID, uuid4
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from restante import wire
 from restante.errors import (
@@ -24,8 +27,10 @@ from restante.errors import (
     WorkspaceUnknown,
     WorkspaceUnreachable,
 )
-from restante.feed.rules import NewActivity, with_kinds
+from restante.feed import jsonrpc
+from restante.feed.rules import NewActivity, digest_of
 from restante.feed.service import Feed
+from restante.http.body_room import BodyRoom, Place
 from restante.http.operations import (
     BODY_REFUSALS,
     MAX_DEPTH,
@@ -36,9 +41,11 @@ from restante.http.operations import (
 from restante.http.problems import json_response
 from restante.workspaces import auth, relay
 from restante.workspaces.rates import Rate
-from restante.workspaces.rules import clean_label
+from restante.workspaces.rules import Workspace, clean_label
 
 TAG = "messages"
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
 def _feed(request: Request) -> Feed:
@@ -49,13 +56,20 @@ def _rate(request: Request) -> Rate:
     return request.app.state.message_rate
 
 
+def _room(request: Request) -> BodyRoom:
+    return request.app.state.body_room
+
+
 @operation(
     summary="Send a message to a workspace, as JSON-RPC 2.0.",
     caller="any workspace or admin",
     body=wire.Message,
-    details="In poll mode the message becomes a row of the workspace's feed; a message part that "
-    "has `type` instead of `kind` is stored with `kind`. In push mode it is forwarded to the "
-    "workspace, and the workspace's answer is relayed with its status.",
+    details="In poll mode the message becomes a row of the workspace's feed. In push mode it is "
+    "forwarded to the workspace, and the workspace's answer is relayed with its status. Older "
+    "shapes are accepted: without the envelope or parts of it, with `content` instead of `parts`, "
+    "with `type` instead of `kind`. A body may have 16 MiB. In poll mode a message with the "
+    "`messageId` and method of an earlier one of the same sender within a day is not queued "
+    "again.",
     answers={200: wire.Queued},
     refusals=(
         BadRequest,
@@ -79,39 +93,94 @@ async def send(request: Request) -> Response:
     if sender:
         # Before the look-up: a wrong id costs as much as a message, so that ids cannot be probed.
         _rate(request).spend(sender)
-    workspace = await auth.recipient(request)
-    # Bytes are spent as they arrive: until the last one, they wait in memory.
-    body = await read_limited(request, on_bytes=partial(_rate(request).spend_bytes, sender))
-    message = _message(body)
-    if workspace.delivery_mode == "push":
-        return relay.message(request, workspace, body, sender=sender)
-    method = clean_label(message["method"])
-    row = NewActivity(
-        method=method,
-        summary=method,
-        request_body=msgspec.json.encode(with_kinds(message)),
-        source_id=sender,
-    )
-    await _feed(request).append(workspace.id, row, now=datetime.now(UTC))
-    return json_response(wire.Queued("queued", "poll", method))
+    return _Delivery(request, await auth.recipient(request), sender)
 
 
-def _message(body: bytes) -> dict[str, Any]:
-    """Decode a JSON-RPC 2.0 request or notification; only its envelope is checked."""
+class _Delivery(Response):
+    """
+    Receives a message and delivers it.
+
+    A response, because a large body has its room until the answer of a push workspace is relayed.
+    """
+
+    def __init__(self, request: Request, workspace: Workspace, sender: UUID | None) -> None:
+        super().__init__()
+        self._request = request
+        self._workspace = workspace
+        self._sender = sender
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(message: MutableMapping[str, Any]) -> None:
+            self._has_begun = True
+            await send(message)
+
+        try:
+            async with _room(self._request).place(_size(self._request)) as place:
+                response = await self._delivered(_normalised(await self._body(place)))
+                await response(scope, receive, answer)
+        except TooManyAtOnce:
+            if not self._has_begun:  # else the connection is closed: a short answer must not pass
+                raise
+
+    async def _body(self, place: Place) -> bytes:
+        async def on_bytes(size: int) -> None:
+            # They are spent as they arrive: until the last one, they wait in memory.
+            _rate(self._request).spend_bytes(self._sender, size)
+            await place.grow(size)
+
+        return await read_limited(self._request, max_bytes=MAX_MESSAGE_BYTES, on_bytes=on_bytes)
+
+    async def _delivered(self, message: "_Message") -> Response:
+        workspace = self._workspace
+        if workspace.delivery_mode == "push":
+            return relay.message(self._request, workspace, message.body, sender=self._sender)
+        row = message.row(self._sender)
+        await _feed(self._request).append(workspace.id, row, now=datetime.now(UTC))
+        return json_response(wire.Queued("queued", "poll", message.method))
+
+
+def _size(request: Request) -> int:
+    """The size of the body as it is announced, or the largest that it can have."""
     try:
-        message = msgspec.json.decode(body, type=dict[str, Any])
+        announced = int(request.headers["content-length"])
+    except (KeyError, ValueError):
+        return MAX_MESSAGE_BYTES
+    return min(max(announced, 0), MAX_MESSAGE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message that was accepted, in the form in which it is stored and forwarded."""
+
+    body: bytes
+    method: str
+    message_id: str | None
+
+    def row(self, sender: UUID | None) -> NewActivity:
+        digest = self.message_id and digest_of(sender, self.method, self.message_id)
+        return NewActivity(self.method, self.method, self.body, sender, digest=digest or None)
+
+
+def _normalised(body: bytes) -> _Message:
+    """Decode and normalise; what was sent in that form already is not encoded again."""
+    sent = _decoded(body)
+    request = jsonrpc.normalised(sent, new_id=lambda: str(uuid4()))
+    if request.body != sent:
+        body = msgspec.json.encode(request.body)
+    return _Message(body, clean_label(request.method), request.message_id)
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
+    try:
+        sent = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.ValidationError as error:
         raise BadRequest("The body must be one JSON-RPC 2.0 object.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("The body is not valid JSON.") from error
-    if is_too_deep(message):
+    if is_too_deep(sent):
         raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
-    method = message.get("method")
-    if not isinstance(method, str) or not method.strip():
-        raise BadRequest("method is wrong: a JSON-RPC 2.0 body needs one.")
-    if message.get("jsonrpc", "2.0") != "2.0":
-        raise BadRequest("jsonrpc is wrong: only version 2.0 is supported.")
-    return message
+    return sent
 
 
 ROUTES = [Route("/workspaces/{workspace_id}/a2a", send, methods=["POST"])]

@@ -1,6 +1,8 @@
 -- name: append
 -- The counter is taken last before the commit, so that seqs are dense and in commit order.  Returns no
--- row, and stores nothing, when the feed is full or too much was written this hour.
+-- row, and stores nothing, when the feed is full, too much was written this hour, or a row with this
+-- digest was appended after $16.  For that the feed must have been locked by a statement before this
+-- one.  Bodies come as bytes: as text they would be copied into wider characters.
 with counter as (
     update feeds
        set last_seq = last_seq + 1,
@@ -14,12 +16,25 @@ with counter as (
        and unacked_bytes + $10::int <= $11
        and feed_bytes + $10::int <= $13
        and case written_hour when hour.starts then written_bytes else 0 end + $10::int <= $12
+       and ($15::uuid is null or not exists (
+               select from message_ids where workspace_id = $2 and digest = $15 and queued_at > $16
+           ))
     returning last_seq
+), remembered as (
+    insert into message_ids (workspace_id, digest, queued_at)
+    select $2, $15, $9 from counter where $15 is not null
 )
 insert into feed (id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
-                  request_body, status, created_at, bytes)
-select $1, $2, counter.last_seq, $3, $4, $2, $5, $6, $7, $8, $9, $10 from counter
+                  request_body, status, created_at, bytes, response_body)
+select $1, $2, counter.last_seq, $3, $4, $2, $5, $6, convert_from($7::bytea, 'UTF8')::json, $8, $9, $10,
+       convert_from($14::bytea, 'UTF8')::json
+  from counter
 returning seq;
+
+-- name: is_queued
+select exists (
+    select from message_ids where workspace_id = $1 and digest = $2 and queued_at > $3
+);
 
 -- name: fill_of
 -- The hour is the database's: the servers' clocks differ.
@@ -180,6 +195,16 @@ update feeds
  where workspace_id = $1
 returning acked_seq, settled_seq < acked_seq as has_more;
 
+-- name: has_only
+-- Whether all unacknowledged rows up to a seq have this method.
+select not exists (
+    select from feeds join feed using (workspace_id)
+     where workspace_id = $1
+       and seq > greatest(acked_seq, trimmed_seq)
+       and seq <= $2
+       and method is distinct from $3
+);
+
 -- name: recount
 -- Corrects the counters of a feed that the previous release has trimmed.  What they are off by is found
 -- in one snapshot and subtracted: rows that come or go meanwhile are counted by whoever does that.
@@ -222,7 +247,13 @@ select coalesce(sum(bytes) filter (where seq > (select acked_seq from bounds)), 
  where source_id = $2;
 
 -- name: total_bytes
-select coalesce(sum(feed_bytes), 0)::bigint from feeds;
+-- With the ids of messages, which outlive rows that are trimmed early.  Their partitions are asked for
+-- their size: a counter of all of them would be a row that every commit locks.  One that is being
+-- detached may be locked, so it is left out; an empty one has a page, in its index.
+select ((select coalesce(sum(feed_bytes), 0) from feeds)
+        + (select coalesce(sum(pg_total_relation_size(inhrelid) - 8192), 0)
+             from pg_inherits
+            where inhparent = 'message_ids'::regclass and not inhdetachpending))::bigint;
 
 -- name: lock
 select from feeds where workspace_id = $1 for update;
@@ -396,3 +427,31 @@ select workspace_id, last_seq - acked_seq as behind from feeds
  where last_seq > acked_seq
  order by behind desc, workspace_id
  limit $1;
+
+-- name: horizon
+-- Transactions with lower ids have ended; whatever commits later has this id or a higher one.
+select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as xid, statement_timestamp() as at;
+
+-- name: changed_since
+-- The feeds that a transaction with this id or a later one has changed, among them all that have grown:
+-- an append updates its feed.  One pass over the counters.  Ids of transactions have 32 bits here and
+-- wrap around, so their distance decides; a feed that is found for that reason alone has not grown.
+select workspace_id, last_seq
+  from feeds
+ where last_seq > 0
+   and ((xmin::text::bigint - $1) & 4294967295) < 2147483648
+ limit $2;
+
+-- name: seen_seqs
+-- The last row of each of these feeds that was written by a transaction before this id.  Rows are in
+-- commit order, so it is next to those that were not.  Rows with a lower id than this are older than any
+-- transaction that still runs.
+select workspace_id,
+       coalesce((select seq from feed
+                  where feed.workspace_id = feeds.workspace_id
+                    and (feed.id < $3
+                         or ((feed.xmin::text::bigint - $2) & 4294967295) >= 2147483648)
+                  order by seq desc
+                  limit 1), trimmed_seq) as seq
+  from feeds
+ where workspace_id = any($1::uuid[]);

@@ -13,6 +13,7 @@ from restante.database import sql
 from restante.database.pool import Connection, Row, Tx
 from restante.feed.rules import (
     MAX_PAGE_BYTES,
+    REMEMBERED,
     UNLIMITED,
     Fill,
     Filter,
@@ -45,7 +46,11 @@ _MILLISECONDS_OF_ONE_TIME = timedelta(milliseconds=2)
 _ROWS_OF_ONE_TIME = 1000
 _LAGS_SHOWN = 20
 _WRITERS_SHOWN = 20
+# From the id of a row to its commit; an application may keep its own transaction open for long.
+_LONGEST_TRANSACTION = timedelta(days=1)
 _NULL = Raw(b"null")
+
+ALREADY_QUEUED = 0  # no row has this seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ async def append(  # noqa: PLR0913 - each argument is one fact, named by its cal
     """
     Append one row, with a new id or this one.
 
-    Returns its seq, or None if the workspace has no feed or no room in it.
+    Returns its seq, or None if the workspace has no feed or no room in it, or if the row repeats
+    one: for a row with a digest the feed must be locked.
     """
     return await connection.fetchval(
         queries.append,
@@ -78,14 +84,45 @@ async def append(  # noqa: PLR0913 - each argument is one fact, named by its cal
         row.source_id,
         row.method,
         row.summary,
-        row.request_body.decode(),
+        row.request_body,
         row.status,
         now,
         row.bytes,
         limits.max_feed_bytes,
         limits.max_written_bytes,
         limits.max_kept_bytes,
+        row.response_body,
+        row.digest,
+        now - REMEMBERED,
     )
+
+
+async def append_once(  # noqa: PLR0913 - each argument is one fact, named by its caller
+    tx: Tx,
+    workspace_id: WorkspaceId,
+    row: NewActivity,
+    *,
+    now: datetime,
+    limits: WriteLimits = UNLIMITED,
+    row_id: ActivityId | None = None,
+) -> int | None:
+    """
+    Append one row unless one with its digest was appended; returns ALREADY_QUEUED then.
+
+    Whoever sends the same at the same time waits for the lock, and then finds it.
+    """
+    await lock(tx, workspace_id)
+    seq = await append(tx, workspace_id, row, now=now, limits=limits, row_id=row_id)
+    if seq is None and row.digest and await is_queued(tx, workspace_id, row.digest, now=now):
+        return ALREADY_QUEUED
+    return seq
+
+
+async def is_queued(
+    connection: Connection, workspace_id: WorkspaceId, digest: UUID, *, now: datetime
+) -> bool:
+    """Whether a row with this digest was appended within the last day."""
+    return await connection.fetchval(queries.is_queued, workspace_id, digest, now - REMEMBERED)
 
 
 async def fill_of(connection: Connection, workspace_id: WorkspaceId) -> Fill | None:
@@ -206,6 +243,13 @@ async def acknowledge(
     With a row, only if the row with this seq is that one.
     """
     return await connection.fetchval(queries.acknowledge, workspace_id, seq, row, _ROWS_PER_ACK)
+
+
+async def has_only(
+    connection: Connection, workspace_id: WorkspaceId, method: str, *, up_to_seq: int
+) -> bool:
+    """Whether all unacknowledged rows up to there have this method."""
+    return await connection.fetchval(queries.has_only, workspace_id, up_to_seq, method)
 
 
 async def settle(connection: Connection, workspace_id: WorkspaceId) -> bool:
@@ -331,6 +375,38 @@ async def lags(connection: Connection) -> Sequence[wire.LagView]:
     """The workspaces with most unacknowledged rows."""
     rows = await connection.fetch(queries.lags, _LAGS_SHOWN)
     return [wire.LagView(**row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """A moment: all transactions below this id had ended."""
+
+    xid: int
+    at: datetime
+
+
+async def horizon(connection: Connection) -> Horizon:
+    """The horizon of now; a row that is committed later is not below it."""
+    row = await connection.fetchrow(queries.horizon)
+    assert row is not None  # noqa: S101 - it has no table
+    return Horizon(**row)
+
+
+async def changed_since(
+    connection: Connection, horizon: Horizon, *, limit: int
+) -> dict[WorkspaceId, int]:
+    """The feeds that may have rows from after the horizon, each with its newest seq."""
+    rows = await connection.fetch(queries.changed_since, horizon.xid, limit)
+    return {row["workspace_id"]: row["last_seq"] for row in rows}
+
+
+async def seen_seqs(
+    connection: Connection, workspace_ids: Sequence[WorkspaceId], horizon: Horizon
+) -> dict[WorkspaceId, int]:
+    """The seq of the last row below the horizon, for those that have a feed."""
+    oldest = lowest_activity_id(horizon.at - _LONGEST_TRANSACTION)
+    rows = await connection.fetch(queries.seen_seqs, workspace_ids, horizon.xid, oldest)
+    return {row["workspace_id"]: row["seq"] for row in rows}
 
 
 def _marks(row: Row) -> Marks:

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
 
 import structlog
 
@@ -28,6 +29,8 @@ _GATHER_SECONDS = 0.01
 _RETRY_SECONDS = 1.0
 _IDS_PER_NOTIFICATION = 200  # a payload may have 8000 bytes, an id and its comma take 37
 _MAX_WAITERS = 100  # of one workspace, in one process
+_MAX_WAITERS_FOR_ALL = 32
+_MAX_GROWN = 10_000  # feeds that a waiter for all has not looked at yet
 
 
 class Waiter:
@@ -54,6 +57,34 @@ class Waiter:
         return has_changed
 
 
+class WaiterForAll(Waiter):
+    """
+    A reader of all feeds: it is told which of them grew, in the order in which they did.
+
+    If that is not known, or there are too many, it is told to look for them itself.
+    """
+
+    __slots__ = ("grown", "must_search")
+
+    def __init__(self) -> None:
+        super().__init__(is_watcher=True)
+        self.grown: dict[WorkspaceId, None] = {}
+        self.must_search = False
+
+    def tell(self, workspace_id: WorkspaceId) -> None:
+        """A feed may have grown."""
+        if len(self.grown) < _MAX_GROWN:
+            self.grown[workspace_id] = None
+        elif workspace_id not in self.grown:
+            self.must_search = True
+        self.changed.set()
+
+    def search(self) -> None:
+        """Any feed may have grown, or the server stops."""
+        self.must_search = True
+        self.changed.set()
+
+
 class Wakeups:
     """The waiters of this process, and the notifications from and to other processes."""
 
@@ -62,6 +93,7 @@ class Wakeups:
         self._listener = listener
         self._name = secrets.token_hex(8)  # tells our own notifications from others
         self._waiters: dict[WorkspaceId, set[Waiter]] = {}  # no set is empty
+        self._for_all: set[WaiterForAll] = set()
         self._to_notify: set[WorkspaceId] = set()
         self._has_news = asyncio.Event()
         self.stopping = False
@@ -93,6 +125,23 @@ class Wakeups:
             if not together:
                 del self._waiters[workspace_id]
 
+    @contextmanager
+    def waiting_for_all(self) -> Iterator[WaiterForAll]:
+        """Register a waiter for all feeds; enter before reading any of them."""
+        if len(self._for_all) >= _MAX_WAITERS_FOR_ALL:
+            raise TooManyAtOnce(
+                f"{_MAX_WAITERS_FOR_ALL} requests watch all workspaces already; let one of them "
+                f"end first, or watch a single workspace."
+            )
+        waiter = WaiterForAll()
+        if self.stopping:
+            waiter.search()
+        self._for_all.add(waiter)
+        try:
+            yield waiter
+        finally:
+            self._for_all.discard(waiter)
+
     def grew(self, workspace_id: WorkspaceId) -> None:
         """Call after a commit: wakes waiters here at once, and in other processes soon."""
         self._wake(workspace_id)
@@ -116,12 +165,19 @@ class Wakeups:
     def stop(self) -> None:
         """Wake everyone: waiting requests answer with what there is."""
         self.stopping = True
-        self._wake(*self._waiters)
+        self._wake_everyone()
 
-    def _wake(self, *workspace_ids: WorkspaceId) -> None:
-        for workspace_id in workspace_ids:
-            for waiter in self._waiters.get(workspace_id, ()):
-                waiter.changed.set()
+    def _wake(self, workspace_id: WorkspaceId) -> None:
+        for waiter in self._waiters.get(workspace_id, ()):
+            waiter.changed.set()
+        for waiter in self._for_all:
+            waiter.tell(workspace_id)
+
+    def _wake_everyone(self) -> None:
+        for waiter in chain.from_iterable(self._waiters.values()):
+            waiter.changed.set()
+        for waiter in self._for_all:
+            waiter.search()
 
     async def keep_notifying(self) -> None:
         """Notify the other processes until cancelled."""
@@ -156,7 +212,7 @@ class Wakeups:
         while True:
             try:
                 async with self._listener.listening(CHANNEL, self._on_notification) as lost:
-                    self._wake(*self._waiters)
+                    self._wake_everyone()
                     await lost.wait()
                 log.warning("listening_failed", reason="The connection was lost or is silent.")
             except RestanteError as error:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from restante import wire
 from restante.errors import CursorGone, DatabaseUnavailable, StatementTimedOut, TooManyAtOnce
+from restante.feed.row_events import RowEvent
 from restante.feed.rules import SMALL_ANSWER_BYTES, Query
 from restante.feed.service import Feed
 from restante.feed.wakeups import Waiter
 from restante.ids import ActivityId, WorkspaceId
 
-_RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,14 @@ class WatchPolicy:
     page_rows: int = 100
     # A page stays in memory while it is sent; it has at least one row.
     page_bytes: int = 1024 * 1024
-    # A watcher that does not read one event in this time is disconnected; it can resume later.
+    # A watcher that does not read one event in this time is disconnected; it can resume later.  A
+    # large event takes longer, or whoever is slow would be disconnected by it again and again.
     send_seconds: float = 10.0
+    bytes_per_second: float = 64 * 1024
+    # For who watches all workspaces: how often it searches for rows that no wake-up has told of.
+    search_seconds: float = 60.0
+    # And how many of them may be active between two searches; 20,000 positions take 5 MB.
+    max_positions: int = 20_000
 
 
 Check = Callable[[], Awaitable[object]]
@@ -57,7 +64,7 @@ class Watch:
         self._checked_at = time.monotonic()
         self._seq = 0
         self._place = ExitStack()  # taken while rows that are large are being sent
-        self._ready: Sequence[wire.ActivityRow] = ()  # read before the watch began
+        self._ready: Sequence[RowEvent] = ()  # read before the watch began
         self._behind = False  # there may be rows without a wake-up
         self.last_id: ActivityId | None = None  # where it began; None: before the first row
 
@@ -82,7 +89,11 @@ class Watch:
         for newest in page.rows:
             self._seq, self.last_id = newest.seq, ActivityId(newest.id)
 
-    async def batch(self) -> Sequence[wire.ActivityRow] | None:
+    def id_after(self, event: wire.Event) -> str:
+        """What to resume after, once this event was received."""
+        return str(event.payload.id)
+
+    async def batch(self) -> Sequence[RowEvent] | None:
         """
         Wait for the next rows; empty after a quiet while, None when the server stops.
 
@@ -91,8 +102,8 @@ class Watch:
         is a place for large rows.
         """
         if self._ready:
-            rows, self._ready = self._ready, ()
-            return rows
+            events, self._ready = self._ready, ()
+            return events
         self.close()
         quiet_until = time.monotonic() + self._policy.heartbeat_seconds
         while True:
@@ -100,15 +111,15 @@ class Watch:
                 await self._waiter.wait(max(0.0, quiet_until - time.monotonic()))
             if self._feed.wakeups.stopping:
                 return None
-            rows = await self._look_or_retry()
-            if rows or time.monotonic() >= quiet_until:
-                return rows
+            events = await self._look_or_retry()
+            if events or time.monotonic() >= quiet_until:
+                return events
 
     def close(self) -> None:
         """Give the place of the last rows back: they are sent, or the watcher has gone."""
         self._place.close()
 
-    async def _look_or_retry(self) -> Sequence[wire.ActivityRow]:
+    async def _look_or_retry(self) -> Sequence[RowEvent]:
         try:
             if time.monotonic() - self._checked_at >= self._policy.trust_seconds:
                 await self._check()
@@ -116,21 +127,23 @@ class Watch:
             return await self._look()
         except (DatabaseUnavailable, StatementTimedOut, TooManyAtOnce):
             self._behind = True
-            await self._waiter.wait(_RETRY_SECONDS)
+            await self._waiter.wait(RETRY_SECONDS)
             return ()
 
-    async def _look(self) -> Sequence[wire.ActivityRow]:
+    async def _look(self) -> Sequence[RowEvent]:
         query = Query(
             since_seq=self._seq,
             limit=self._policy.page_rows,
             max_bytes=self._policy.page_bytes,
         )
         page = await self._feed.read(self._workspace_id, query)
+        events = await self._feed.events_of(page.rows)
         if page.body_bytes > SMALL_ANSWER_BYTES:
-            self._place.enter_context(self._feed.large_events.place(self._workspace_id))
+            place = self._feed.large_events.place(self._workspace_id, page.body_bytes)
+            self._place.enter_context(place)
         self._behind = page.has_more
         self._seq = page.read_seq
-        return page.rows
+        return events
 
 
 @asynccontextmanager

@@ -81,12 +81,12 @@ class FeedQuery(msgspec.Struct, frozen=True):
         ),
     ] = None
     limit: Annotated[
-        str,
+        Annotated[int, Meta(ge=1, le=rules.MAX_PAGE)] | str,
         Meta(
-            description=f"How many at most, 1 to {rules.MAX_PAGE}; a larger number counts as "
-            f"{rules.MAX_PAGE}, and anything else as {rules.DEFAULT_PAGE}."
+            description="How many at most. A larger number counts as the most, and any other text "
+            "as the default."
         ),
-    ] = str(rules.DEFAULT_PAGE)
+    ] = rules.DEFAULT_PAGE
     wait: Annotated[
         float,
         Meta(ge=0, le=rules.LONGEST_WAIT_SECONDS, description="Seconds to wait for a first row."),
@@ -126,7 +126,7 @@ def _query(sent: FeedQuery) -> Query:
         since_id=None if since is None else ActivityId(since),
         since_seq=sent.since_seq,
         wanted=_filter(sent),
-        limit=rules.page_size(sent.limit),
+        limit=rules.page_size(str(sent.limit)),
         # Rows that are still to come are not older.
         wait_seconds=0 if sent.before_ts else sent.wait,
     )

@@ -8,16 +8,18 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
+from restante import wire
 from restante.database.pool import Database
 from restante.delivery import web as uploads
 from restante.delivery.blobs import Blobs
 from restante.delivery.receive import Receiver
 from restante.errors import RestanteError
-from restante.feed import events, messages, web as feed
+from restante.feed import events, messages, notifications, sockets, web as feed
 from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.http import problems
+from restante.http.body_room import BodyRoom
 from restante.http.operations import JsonPace
 from restante.http.origins import CrossOrigin
 from restante.http.refusal_delays import RefusalDelays
@@ -43,8 +45,10 @@ ROUTES: list[BaseRoute] = [
     *workspaces.ROUTES,
     *uploads.ROUTES,
     *messages.ROUTES,
+    *notifications.ROUTES,
     *feed.ROUTES,
     *events.ROUTES,
+    *sockets.ROUTES,
     *admin.ROUTES,
 ]
 
@@ -58,6 +62,7 @@ class Services:
     readiness: Readiness
     db: Database
     json_pace: JsonPace
+    body_room: BodyRoom
     disk: Disk
     access: Access
     concurrency: Concurrency
@@ -75,6 +80,8 @@ class Services:
     space: SpaceAccount
     ack_retention: timedelta
     staging_enabled: bool
+    serve_acked: bool
+    upload_limits: wire.UploadLimits
     origins: frozenset[str]
 
 
@@ -92,9 +99,9 @@ def build(services: Services) -> Starlette:
     for field in fields(services):
         setattr(app.state, field.name, getattr(services, field.name))
     requests = services.metrics.requests
-    app.state.reference = _reference()
+    app.state.reference = _reference(services.upload_limits)
     app.state.cross_origin = CrossOrigin(services.origins, ROUTES)
-    for (method, path), statuses in _reference().statuses.items():
+    for (method, path), statuses in app.state.reference.statuses.items():
         requests.expect(method, path_label(path), statuses)
     for method in METHODS:
         requests.expect(method, UNMATCHED, (slashes.REPEAT_ELSEWHERE, 404))
@@ -102,5 +109,5 @@ def build(services: Services) -> Starlette:
 
 
 @cache
-def _reference() -> docs.Reference:
-    return docs.reference(ROUTES)
+def _reference(limits: wire.UploadLimits) -> docs.Reference:
+    return docs.reference(ROUTES, limits)

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from restante.database import shares
-from restante.feed.events import TRANSPORT
+from restante.feed.admission import TRANSPORT
 from restante.http import turns
 from restante.http.origins import OriginChecks
 from restante.http.problems import on_bug, server_stopping

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from starlette.applications import Starlette
 
+from restante import wire
 from restante.database import migrate
 from restante.database.listener import Listener
 from restante.database.pool import Database
@@ -20,15 +21,16 @@ from restante.database.rules import Phase
 from restante.delivery.admin import UploadAdmin
 from restante.delivery.blobs.postgres import PostgresBlobs
 from restante.delivery.receive import Receiver
-from restante.delivery.rules import Pace, Quota, ReceivePolicy
+from restante.delivery.rules import MAX_FILES_PER_REQUEST, Pace, Quota, ReceivePolicy
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
 from restante.errors import DatabaseFull
 from restante.feed.rules import WriteLimits
 from restante.feed.service import Feed
-from restante.feed.subject import CrowdedFeeds, FeedPartitions
+from restante.feed.subject import CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
+from restante.http.body_room import BodyRoom
 from restante.http.operations import JsonPace
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
@@ -47,7 +49,7 @@ from restante.server.listener import HttpServer, address_of, is_loopback, listen
 from restante.server.loops import Loops
 from restante.server.metrics import Metrics
 from restante.server.stopping import StopOnSignal, stop_serving
-from restante.settings import Settings, allowed_origins
+from restante.settings import Settings, allowed_origins, variable
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.push import Push
@@ -110,6 +112,7 @@ def http_server(settings: Settings, web: Starlette, *, on_ready: Callable[[], No
 async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path | None]]:
     """Everything but the socket: database, migrations, loops, and the web application."""
     directory = data_directory(settings)
+    _warn_of_small_quotas(settings)
     async with AsyncExitStack() as stack:
         dsn = await stack.enter_async_context(_own_database(settings, directory))
         token, token_file = _admin_token(settings, directory)
@@ -235,6 +238,7 @@ def subjects_of(settings: Settings, disk: Disk | None = None) -> Subjects:
         CrowdedFeeds(limit),
         Buckets(width=timedelta(seconds=settings.bucket_seconds), ack_retention=ack),
         FeedPartitions(retention=feed, limit=limit),
+        MessageIds(),
     )
 
 
@@ -271,7 +275,12 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         readiness=Readiness(db, migrate.shipped()),
         db=db,
         disk=disk,
-        json_pace=JsonPace(settings.json_idle_seconds, settings.json_seconds),
+        json_pace=JsonPace(
+            settings.json_idle_seconds,
+            settings.json_seconds,
+            settings.upload_min_bytes_per_second,
+        ),
+        body_room=BodyRoom(),
         access=access,
         turns=Turns(),
         refusal_delays=refusal_delays,
@@ -297,8 +306,42 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         space=SpaceAccount(db, subjects, disk),
         ack_retention=_ack_retention(settings),
         staging_enabled=settings.staging,
+        serve_acked=settings.serve_acked,
+        upload_limits=upload_limits(settings),
         origins=allowed_origins(settings, on_loopback=is_loopback(settings.host)),
     )
+
+
+def upload_limits(settings: Settings) -> wire.UploadLimits:
+    """What one file and one request can have: a quota may be smaller than the limit."""
+    room = min(_quotas(settings).values())
+    return wire.UploadLimits(
+        per_file_bytes=min(settings.max_file_bytes, room),
+        per_request_bytes=min(settings.max_request_bytes, room),
+        max_attachments_per_message=MAX_FILES_PER_REQUEST,
+    )
+
+
+def _quotas(settings: Settings) -> dict[str, int]:
+    """The quotas that a single file takes room in."""
+    return {
+        "workspace_max_bytes": settings.workspace_max_bytes,
+        "workspace_max_written_bytes": settings.workspace_max_written_bytes,
+        "server_max_bytes": settings.server_max_bytes,
+        "server_max_stored_bytes": _max_stored_bytes(settings),
+    }
+
+
+def _warn_of_small_quotas(settings: Settings) -> None:
+    for name, quota in _quotas(settings).items():
+        if quota < settings.max_file_bytes:
+            log.warning(
+                "file_limit_above_quota",
+                reason=f"A file of {variable('max_file_bytes')} never fits: "
+                f"{variable(name)} is smaller.",
+                limit=settings.max_file_bytes,
+                quota=quota,
+            )
 
 
 def receiver_of(settings: Settings, db: Database, wakeups: Wakeups, disk: Disk) -> Receiver:
@@ -316,6 +359,8 @@ def receiver_of(settings: Settings, db: Database, wakeups: Wakeups, disk: Disk) 
             settings.upload_min_bytes_per_second,
             settings.upload_idle_seconds,
         ),
+        max_file_bytes=settings.max_file_bytes,
+        max_request_bytes=settings.max_request_bytes,
     )
     limits = _write_limits(settings)
     return Receiver(db, PostgresBlobs(db), wakeups, policy, limits=limits, disk=disk)

@@ -161,12 +161,31 @@ async def owner_of(
 
 async def owner_or_admin(request: HTTPConnection) -> Workspace:
     """The workspace, if it or the operator is calling; only the operator learns what is missing."""
+    return await owner_or_admin_of(request, workspace_id(request))
+
+
+async def owner_or_admin_of(request: HTTPConnection, wanted: WorkspaceId) -> Workspace:
+    """The same for a workspace that is named elsewhere than in the path."""
     if not is_admin(request):
-        return await owner(request)
-    found = await access(request).find(workspace_id(request))
+        return await owner_of(request, wanted)
+    found = await access(request).find(wanted)
     if found is None:
         raise WorkspaceUnknown
     return found
+
+
+def claimed_source(request: HTTPConnection, caller: Workspace) -> WorkspaceId | None:
+    """
+    The workspace itself if it names itself as the source of what it sends; None for the canvas.
+
+    Raises NotAuthenticated for another id.  The operator acts for the canvas, whatever it names.
+    """
+    claimed = request.headers.get(wire.CALLER_ID)
+    if claimed is None or is_admin(request):
+        return None
+    if as_uuid(claimed) != caller.id:
+        raise NotAuthenticated(f"{wire.CALLER_ID}, if sent, must be the id of this workspace.")
+    return caller.id
 
 
 async def sender(request: HTTPConnection) -> UUID | None:
@@ -179,16 +198,20 @@ async def sender(request: HTTPConnection) -> UUID | None:
     workspace_id(request)  # a malformed id is refused for everybody
     if is_admin(request):
         return None
+    return (await owner_by_token(request, request.headers.get(wire.CALLER_ID))).id
+
+
+async def owner_by_token(request: HTTPConnection, claimed: str | None) -> Workspace:
+    """The workspace that a token belongs to; an id that is claimed must be its own."""
     token = bearer(request)
     caller = await access(request).find_by_token(token) if token else None
-    claimed = request.headers.get(wire.CALLER_ID)
     if caller is None or (claimed is not None and as_uuid(claimed) != caller.id):
         raise NotAuthenticated(
             "Send your own workspace's token as `Authorization: Bearer <token>`; "
             f"{wire.CALLER_ID}, if sent, must be its id."
         )
     account(request).charge(caller.id)
-    return caller.id
+    return caller
 
 
 async def recipient(request: HTTPConnection) -> Workspace:

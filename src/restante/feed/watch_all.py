@@ -1,0 +1,252 @@
+"""
+Follows all feeds at once, for the operator.
+
+Nothing here is kept for a workspace that is quiet.  Wake-ups say which feeds grew; each of them is
+read from its position on, a page at a time.  A feed without a position is read from the horizon on:
+its rows from transactions below the horizon were sent, or are from before the watch began.
+
+A search finds what no wake-up has told: when it is not known what was missed, and once in a while,
+because a server can die between a commit and its notification.  It also moves the horizon forward,
+and drops the positions of feeds that have been quiet since the last one (decision 25).
+"""
+
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from restante import wire
+from restante.database.pool import Connection, Database
+from restante.errors import (
+    BadRequest,
+    CursorGone,
+    DatabaseUnavailable,
+    StatementTimedOut,
+    TooManyAtOnce,
+)
+from restante.feed import store
+from restante.feed.row_events import RowEvent
+from restante.feed.rules import SMALL_ANSWER_BYTES, Query
+from restante.feed.service import Feed
+from restante.feed.store import Horizon
+from restante.feed.wakeups import WaiterForAll
+from restante.feed.watch import RETRY_SECONDS, WatchPolicy
+from restante.ids import WorkspaceId
+
+# A search that takes long is made less often.
+_PAUSES_PER_SEARCH = 9
+_FEEDS_PER_LOOK = 1000
+# A watcher that comes back later would be sent too much again.
+_LONGEST_BREAK = timedelta(hours=1)
+_EVENT_ID = re.compile(r"(\d{1,14})-(\d{1,19})", re.ASCII)
+# Whose place the large events of all workspaces take: nobody's.
+_NOBODY = WorkspaceId(UUID(int=0))
+
+
+def event_id(horizon: Horizon) -> str:
+    """The id of an event when all rows below this horizon were sent before it."""
+    return f"{int(horizon.at.timestamp() * 1000)}-{horizon.xid}"
+
+
+def horizon_of(sent: str) -> Horizon:
+    """The horizon in the id of an event; raises BadRequest."""
+    found = _EVENT_ID.fullmatch(sent)
+    if not found:
+        raise BadRequest(
+            "last_event_id is wrong: over all workspaces it must be an id that this stream has "
+            "sent; the id of a row says nothing about the others."
+        )
+    milliseconds, xid = map(int, found.groups())
+    return Horizon(xid, datetime.fromtimestamp(milliseconds / 1000, UTC))
+
+
+class WatchAll:
+    """Positions in the feeds that were active of late."""
+
+    def __init__(self, feed: Feed, db: Database, waiter: WaiterForAll, policy: WatchPolicy) -> None:
+        self._feed = feed
+        self._db = db
+        self._waiter = waiter
+        self._policy = policy
+        self._positions: dict[WorkspaceId, int] = {}
+        self._search_at = 0.0
+        self._place = ExitStack()  # taken while rows that are large are being sent
+
+    async def begin_now(self) -> None:
+        """Begin with the first rows that are not there yet."""
+        async with self._db.connection() as connection:
+            self._horizon = await store.horizon(connection)
+            # A transaction that is not below the horizon may have ended all the same.
+            changed = await self._changed(connection)
+        if changed is None:
+            raise TooManyAtOnce(self._too_many)
+        self._positions = changed
+        self._resumes_at = self._horizon
+        self._search_at = time.monotonic() + self._policy.search_seconds
+
+    async def begin_after(self, horizon: Horizon) -> None:
+        """Begin with what is not below a horizon; raises CursorGone."""
+        async with self._db.connection() as connection:
+            current = await store.horizon(connection)
+        if current.xid < horizon.xid or abs(current.at - horizon.at) > _LONGEST_BREAK:
+            raise CursorGone(
+                "last_event_id is too old, or from before the database was restored; "
+                "omit last_event_id to start from now."
+            )
+        self._horizon = self._resumes_at = horizon
+
+    @property
+    def last_id(self) -> str:
+        """Who resumes after this id misses nothing."""
+        return event_id(self._resumes_at)
+
+    def id_after(self, _event: wire.Event) -> str:
+        """What to resume after, once this event was received."""
+        return self.last_id
+
+    async def batch(self) -> Sequence[RowEvent] | None:
+        """
+        Wait for the next rows of any feed; empty after a quiet while, None when the server stops.
+
+        Raises CursorGone when rows were trimmed before they could be sent, and when more feeds are
+        active than positions can be kept for.  An unavailable database is waited for.
+        """
+        self.close()
+        quiet_until = time.monotonic() + self._policy.heartbeat_seconds
+        while True:
+            if not self._waiter.grown and not self._is_search_due:
+                until = min(quiet_until, self._search_at)
+                await self._waiter.wait(max(0.0, until - time.monotonic()))
+            if self._feed.wakeups.stopping:
+                return None
+            events = await self._look_or_retry()
+            if events or time.monotonic() >= quiet_until:
+                return events
+
+    def close(self) -> None:
+        """Give the place of the last rows back: they are sent, or the watcher has gone."""
+        self._place.close()
+
+    @property
+    def _is_search_due(self) -> bool:
+        return self._waiter.must_search or time.monotonic() >= self._search_at
+
+    async def _look_or_retry(self) -> Sequence[RowEvent]:
+        try:
+            async with self._feed.reads_of_all:
+                return await self._look()
+        except (DatabaseUnavailable, StatementTimedOut, TooManyAtOnce):
+            await self._waiter.wait(RETRY_SECONDS)
+            return ()
+
+    async def _look(self) -> Sequence[RowEvent]:
+        """The next rows of one feed."""
+        if not self._waiter.grown:
+            self._resumes_at = self._horizon  # all that the last search has found was sent
+        if self._is_search_due:
+            await self._search()
+        grown = self._waiter.grown
+        if not grown:
+            return ()
+        workspace_id = next(iter(grown))
+        del grown[workspace_id]
+        try:
+            return await self._read(workspace_id)
+        except BaseException:
+            grown[workspace_id] = None
+            raise
+
+    async def _read(self, workspace_id: WorkspaceId) -> Sequence[RowEvent]:
+        seq = self._positions.get(workspace_id)
+        if seq is None:
+            async with self._db.connection() as connection:
+                seen = await store.seen_seqs(connection, [workspace_id], self._horizon)
+            if workspace_id not in seen:
+                return ()
+            seq = seen[workspace_id]
+        policy = self._policy
+        query = Query(since_seq=seq, limit=policy.page_rows, max_bytes=policy.page_bytes)
+        page = await self._feed.read(workspace_id, query)
+        events = await self._feed.events_of(page.rows)
+        if page.body_bytes > SMALL_ANSWER_BYTES:
+            self._place.enter_context(self._feed.large_events.place(_NOBODY))
+        self._positions[workspace_id] = page.read_seq
+        if page.has_more:  # after the other feeds
+            self._waiter.grown[workspace_id] = None
+        return events
+
+    async def _search(self) -> None:
+        """Find the feeds that have grown since the last search."""
+        self._waiter.must_search = False
+        started = time.monotonic()
+        try:
+            async with self._db.connection() as connection:
+                await self._find_grown(connection)
+        except BaseException:
+            self._waiter.must_search = True
+            raise
+        ended = time.monotonic()
+        pause = max(self._policy.search_seconds, _PAUSES_PER_SEARCH * (ended - started))
+        self._search_at = ended + pause
+
+    async def _find_grown(self, connection: Connection) -> None:
+        horizon = await store.horizon(connection)
+        if horizon.xid < self._horizon.xid:
+            raise CursorGone("The database was restored from a backup; start over.")
+        changed = await self._changed(connection)
+        if changed is None:
+            raise CursorGone(self._too_many)
+        seen = await self._seen(connection, changed)
+        self._keep(changed, self._positions | seen)
+        self._horizon = horizon
+
+    async def _changed(self, connection: Connection) -> dict[WorkspaceId, int] | None:
+        """The newest seqs of the feeds that are not below the horizon; None if too many are not."""
+        limit = self._policy.max_positions
+        changed = await store.changed_since(connection, self._horizon, limit=limit + 1)
+        return changed if len(changed) <= limit else None
+
+    @property
+    def _too_many(self) -> str:
+        return (
+            f"More than {self._policy.max_positions} workspaces are active, too many to watch all "
+            "of them together; watch single ones."
+        )
+
+    async def _seen(
+        self, connection: Connection, changed: dict[WorkspaceId, int]
+    ) -> dict[WorkspaceId, int]:
+        """The positions of those that have none."""
+        unknown = [workspace_id for workspace_id in changed if workspace_id not in self._positions]
+        seen = dict[WorkspaceId, int]()
+        for start in range(0, len(unknown), _FEEDS_PER_LOOK):
+            some = unknown[start : start + _FEEDS_PER_LOOK]
+            seen |= await store.seen_seqs(connection, some, self._horizon)
+        return seen
+
+    def _keep(self, changed: dict[WorkspaceId, int], known: dict[WorkspaceId, int]) -> None:
+        """Keep the positions of those that have changed, and of those that are still to be read."""
+        for workspace_id, last_seq in changed.items():
+            if known[workspace_id] < last_seq:
+                self._waiter.grown[workspace_id] = None
+        kept = changed.keys() | self._waiter.grown.keys()
+        self._positions = {one: known[one] for one in kept if one in known}
+
+
+@asynccontextmanager
+async def watching_all(
+    feed: Feed, db: Database, *, after: Horizon | None, policy: WatchPolicy
+) -> AsyncIterator[WatchAll]:
+    """Watch all feeds from a horizon or from now on; raises TooManyAtOnce and CursorGone."""
+    # The waiter is registered before the first look, so that no row falls in between.
+    with (
+        feed.wakeups.waiting_for_all() as waiter,
+        closing(WatchAll(feed, db, waiter, policy)) as watch,
+    ):
+        if after is None:
+            await watch.begin_now()
+        else:
+            await watch.begin_after(after)
+        yield watch
