@@ -145,7 +145,6 @@ def test_a_pending_uri_refers_to_its_file():
         f"platform-pending:{WORKSPACE}/../{FILE}",
         f"platform-pending:{WORKSPACE}/{FILE}/",
         f"platform-pending:{WORKSPACE}/{FILE}x",
-        f"platform-pending:{WORKSPACE}/{FILE.hex}",
         f"platform-pending:{FILE}",
         f"platform-pending://{WORKSPACE}/{FILE}",
         f"{WORKSPACE}/{FILE}",

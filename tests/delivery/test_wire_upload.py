@@ -251,7 +251,12 @@ async def assert_nothing_stored(connection: Any) -> None:
 
 
 async def test_an_unknown_workspace_is_a_404_and_a_bad_id_a_400(site: Site):
-    for workspace_id, status in ((str(uuid4()), 404), ("nobody", 400), (uuid4().hex, 400)):
+    for workspace_id, status in (
+        (str(uuid4()), 404),
+        ("nobody", 400),
+        (f"{uuid4()}0", 400),
+        (uuid4().hex, 404),
+    ):
         answer = await ask(
             site,
             "POST",

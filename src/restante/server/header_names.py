@@ -19,13 +19,11 @@ def with_usual_names(head: bytes) -> bytes:
 
     HTTP ignores the case, but scripts that search for `Content-Type` do not.
     """
-    status, *lines = head.split(_END)
-    return _END.join([status, *map(_line, lines)])
-
-
-def _line(line: bytes) -> bytes:
-    name, separator, value = line.partition(_SEPARATOR)
-    return _usual(name) + separator + value
+    lines = head.split(_END)
+    for number, line in enumerate(lines[1:-2], start=1):  # between the status and the empty line
+        name, separator, value = line.partition(_SEPARATOR)
+        lines[number] = _usual(name) + separator + value
+    return _END.join(lines)
 
 
 # The names are ours, and those of an answer that we relay: a short list.
