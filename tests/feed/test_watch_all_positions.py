@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from restante import wire
 from restante.database.listener import Listener
 from restante.database.pool import Database
-from restante.errors import BadRequest, CursorGone
+from restante.errors import BadRequest, CursorGone, StatementTimedOut
 from restante.feed import store
 from restante.feed.store import Horizon
 from restante.feed.wakeups import Wakeups
@@ -165,6 +165,32 @@ async def test_rows_from_before_are_not_sent_because_a_transaction_is_open(
                 assert await follower.search() == []
             await write(connection, workspace_id)
             assert await follower.search() == [(workspace_id, 3)]
+
+
+@pytest.mark.parametrize("failing", ["horizon", "changed_since", "seen_seqs", "rows_after"])
+async def test_a_failed_look_is_made_again(
+    db_with_partitions: Database,
+    connections: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+):
+    connection = await connections()
+    workspace_id = await make_workspace(connection)
+    original, failures = getattr(store, failing), [StatementTimedOut("too slow")]
+
+    async def fail_once(*args: Any, **named: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await original(*args, **named)
+
+    async with following(db_with_partitions) as follower:
+        monkeypatch.setattr(store, failing, fail_once)
+        await write(connection, workspace_id)
+
+        assert await follower.search() == []
+        assert not failures
+        assert await follower.next() == [(workspace_id, 1)]
+        assert await follower.search() == []
 
 
 async def test_a_database_from_before_ends_it(

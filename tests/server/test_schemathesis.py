@@ -37,15 +37,16 @@ REFUSED_THOUGH_VALID = {
     "uploads_content": ["416"],
     "uploads_content_head": ["416"],
     "events_stream_head": ["400", "410"],
+    "events_stream_any_head": ["400", "410"],
 }
 # An empty Last-Event-ID counts as none; any part of a form is bytes, and so can be a file.
-ACCEPTED_THOUGH_INVALID = {"events_stream_head", "uploads_upload"}
+ACCEPTED_THOUGH_INVALID = {"events_stream_head", "events_stream_any_head", "uploads_upload"}
 ACCEPTED = ["2xx", "3xx", "401", "404", "429"]
 
-# This answer does not end.
-ENDLESS = "events_stream"
+# These answers do not end.
+ENDLESS = {"events_stream", "events_stream_any"}
 # HEAD is the same handler; it is tested where it does more than leave out the body.
-HEADS = {"uploads_content_head", "events_stream_head"}
+HEADS = {"uploads_content_head", "events_stream_head", "events_stream_any_head"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,11 @@ async def operations(site: Site, tokens: set[str | None]) -> list[str]:
         for method, operation in methods.items():
             first_choice = next(iter([*operation["security"], {}][0]), None)
             name = operation["operationId"]
-            if first_choice in tokens and name != ENDLESS and (method != "head" or name in HEADS):
+            if (
+                first_choice in tokens
+                and name not in ENDLESS
+                and (method != "head" or name in HEADS)
+            ):
                 found.append(name)
     return found
 

@@ -38,7 +38,7 @@ class WatchPolicy:
     bytes_per_second: float = 64 * 1024
     # For who watches all workspaces: how often it searches for rows that no wake-up has told of.
     search_seconds: float = 60.0
-    # And how many of them may be active between two searches; 20,000 positions take 5 MB.
+    # And how many of them may be active between two searches; 20,000 positions take 3 MB.
     max_positions: int = 20_000
 
 

@@ -245,8 +245,6 @@ async def watching_all(
         feed.wakeups.waiting_for_all() as waiter,
         closing(WatchAll(feed, db, waiter, policy)) as watch,
     ):
-        if after is None:
-            await watch.begin_now()
-        else:
-            await watch.begin_after(after)
+        async with feed.reads_of_all:
+            await (watch.begin_now() if after is None else watch.begin_after(after))
         yield watch
