@@ -145,6 +145,25 @@ async def test_control_characters_are_not_printed(dsn: str, examples: Examples):
         assert "a [2J" in received
 
 
+async def test_the_name_for_people_is_listed_and_shown_beside_the_name(
+    dsn: str, examples: Examples
+):
+    await examples.connection.execute(
+        "update uploads set display_name = 'Übersicht 2030.pdf' where file_id = $1",
+        examples.fetched,
+    )
+
+    listed = output_of(run(dsn, "list")).splitlines()
+    shown = output_of(run(dsn, "show", examples.fetched))
+    as_json = json.loads(output_of(run(dsn, "show", examples.fetched, "--json")))
+
+    assert listed[1].endswith(f"  {LONG_NAME}")
+    assert listed[2].endswith("  Übersicht 2030.pdf")
+    assert re.search(rf"^name +{LONG_NAME}$", shown, re.MULTILINE)
+    assert re.search(r"^display name +Übersicht 2030.pdf$", shown, re.MULTILINE)
+    assert (as_json["name"], as_json["display_name"]) == (LONG_NAME, "Übersicht 2030.pdf")
+
+
 # Showing
 
 

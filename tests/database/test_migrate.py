@@ -152,6 +152,39 @@ async def test_a_user_needs_only_to_own_the_schema(empty_dsn: str, owns_schema: 
             await applying
 
 
+OLD_UPLOAD = """
+    insert into uploads (workspace_id, file_id, bucket, name, mimetype, size, sha256,
+                         created_at, expires_at)
+    values (gen_random_uuid(), gen_random_uuid(), now(), 'a', '', 68719476737,
+            decode(repeat('00', 32), 'hex'), now(), now())
+"""
+
+
+async def test_large_files_are_allowed_without_a_scan_of_the_uploads(empty_dsn: str):
+    """A row that the new check refuses does not stop it: nobody has looked at the old rows."""
+    before = [one for one in migrate.shipped() if one.number < 5]
+    await migrate.apply(empty_dsn, before, phases={Phase.PRE})
+    connection = await asyncpg.connect(empty_dsn, server_settings={"search_path": SCHEMA})
+    await connection.execute("alter table uploads drop constraint uploads_size_check")
+    await connection.execute(OLD_UPLOAD)
+    await connection.execute(
+        "alter table uploads add constraint uploads_size_check check (size > 0) not valid"
+    )
+
+    await migrate.apply(empty_dsn, migrate.shipped()[:5], phases={Phase.PRE})
+
+    with pytest.raises(asyncpg.CheckViolationError, match="uploads_size_check"):
+        await connection.execute(OLD_UPLOAD)
+    largest = OLD_UPLOAD.replace("68719476737", "68719476736")
+    await connection.execute(largest)
+    await connection.close()
+    checks = (
+        "select array_agg(convalidated) from pg_constraint"
+        " where conname in ('uploads_size_check', 'uploads_display_name_check')"
+    )
+    assert await fetchval(empty_dsn, checks) == [False, False]
+
+
 def test_the_shipped_files_are_in_order_and_well_formed():
     numbers = [migration.number for migration in migrate.shipped()]
 

@@ -57,6 +57,15 @@ async def test_a_staged_file_is_announced_and_fetched_as_it_was(
     assert announced == str(file_id)
 
 
+async def test_a_staged_file_keeps_its_name_for_people(parts: Parts, workspace_id: WorkspaceId):
+    file = file_of(b"x", "folder/Übersicht 2030.txt")
+
+    file_id = await stage.stage(parts.receiver, workspace_id, file, now=NOW)
+
+    upload = await fetch.get(parts.db, workspace_id, file_id, now=NOW)
+    assert (upload.name, upload.display_name) == ("_bersicht_2030.txt", "Übersicht 2030.txt")
+
+
 @pytest.mark.parametrize("size", [10, 2 * MIB])
 async def test_a_batch_is_announced_in_its_order_and_committed_at_once(
     parts: Parts, connection: Any, workspace_id: WorkspaceId, size: int
