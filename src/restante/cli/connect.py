@@ -35,6 +35,7 @@ def connect(
     once: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     exec: str | None = None,  # noqa: A002 - the flag's name
     on_message: str | None = None,
+    reply: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     registration_token: Annotated[
         str | None, Parameter(env_var="RESTANTE_REGISTRATION_TOKEN", show_env_var=True)
     ] = None,
@@ -65,18 +66,24 @@ def connect(
     on_message
         Run this command for each message, with the feed row as JSON on standard input. The next
         message follows only after the command has succeeded.
+    reply
+        Send what the command of --on-message prints as the answer, to the user or to the workspace
+        that sent the message. If it prints nothing, there is no answer.
     registration_token
         The token that the server requires to register a workspace, if any.
     """
     from restante.client import commands
     from restante.client.folder import Folder
 
+    if reply and on_message is None:
+        raise BadRequest("--reply sends what a command prints: say which with --on-message.")
     options = _Options(
         name=name,
         registration_token=registration_token,
         once=once,
         file_command=commands.words_of(exec) if exec is not None else (),
         message_command=commands.words_of(on_message) if on_message is not None else (),
+        answers=reply,
     )
     address = url or os.environ.get("RESTANTE_URL") or None
     _client(dir, address)  # refuse a wrong URL before creating the folder
@@ -100,6 +107,7 @@ class _Options:
     once: bool
     file_command: Sequence[str]
     message_command: Sequence[str]
+    answers: bool
 
 
 def _client(root: Path, url: str | None) -> "AsyncClient":
@@ -138,7 +146,7 @@ async def _receive(
             name = options.name or platform.node() or "workspace"
             folder.keep(await client.register(name, registration_token=options.registration_token))
         display.began(client.url, client.workspace_id, folder.uploads.path)
-        handlers = Handlers(options.file_command, options.message_command)
+        handlers = Handlers(options.file_command, options.message_command, options.answers)
         receiver = Receiver(client, folder, display, handlers)
         try:
             if is_known and options.name:

@@ -177,7 +177,7 @@ def _show_json(row: wire.ActivityRow) -> None:
 
 
 def _show_line(row: wire.ActivityRow) -> None:
-    from restante.client.calls import body_of
+    from restante.client.http_replies import body_of
     from restante.client.messages import text_of
     from restante.client.poller import announced
 

@@ -8,7 +8,7 @@ handled comes again, and possibly those before it on the same page.
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -18,11 +18,13 @@ import msgspec
 
 from restante import wire
 from restante.client import calls
-from restante.client.calls import Cursor, FeedPage, body_of, decoded
+from restante.client.calls import Cursor, FeedPage
 from restante.client.disk import Directory
 from restante.client.fetching import WaitingFile, check_size, fetch_whole
+from restante.client.http_replies import body_of, decoded
+from restante.client.messages import ANSWER_ROLE, context_of, is_answerable, is_own, said_in
 from restante.client.retry import Backoff, is_retryable
-from restante.client.sending import ProgressCallback, no_progress
+from restante.client.sending import ProgressCallback, Source, no_progress
 from restante.delivery.rules import MAX_FILE_BYTES, UPLOAD_METHOD, clean_name
 from restante.errors import AnswerInvalid, CursorGone, RestanteError
 from restante.ids import ActivityId, FileId, as_uuid
@@ -70,6 +72,38 @@ class MessageItem:
     def body(self) -> Any:
         """The message as it was sent."""
         return body_of(self.row)
+
+    @property
+    def text(self) -> str:
+        """The text of the message, empty if it has none."""
+        return said_in(self.body).text
+
+    @property
+    def is_answerable(self) -> bool:
+        """Whether the message asks for an answer; an answer does not."""
+        return is_answerable(self.row, self.body)
+
+    async def reply(
+        self, text: str, *, files: Sequence[Source] = (), message_id: str | None = None
+    ) -> None:
+        """
+        Answer the sender: the user at the canvas, or the workspace that sent the message.
+
+        To a workspace it is a message of the same conversation, with the role `agent`, and its
+        files travel inside of it: 16 MiB at most.  `message_id` is the id of that message; the same
+        id is queued once.
+        """
+        if self.row.source_id is None:
+            await self._client.notify(text, files=files)
+            return
+        await self._client.send_message(
+            self.row.source_id,
+            text,
+            files=files,
+            context_id=context_of(self.body),
+            message_id=message_id,
+            role=ANSWER_ROLE,
+        )
 
     async def ack(self) -> None:
         """Record on the server that the feed has been handled up to this message."""
@@ -150,6 +184,15 @@ def announced(row: wire.ActivityRow) -> WaitingFile | None:
     """The file that a row announces, None for a message."""
     if row.method != UPLOAD_METHOD or row.source_id is not None:
         return None  # only the server announces files; a workspace could forge such a message
+    return _file_in(row)
+
+
+def own_file(row: wire.ActivityRow) -> WaitingFile | None:
+    """The file that the workspace itself uploaded, for its user; None for any other row."""
+    return _file_in(row) if row.method == UPLOAD_METHOD and is_own(row) else None
+
+
+def _file_in(row: wire.ActivityRow) -> WaitingFile | None:
     try:
         sent = decoded(row.request_body, _Announced)
     except AnswerInvalid:
@@ -208,7 +251,8 @@ class Inbox:
                 continue
             backoff.reset()
             for item in items:
-                yield item
+                if not is_own(item.row):
+                    yield item
                 self.consumed(item)
 
     async def mark(self) -> None:
