@@ -26,7 +26,7 @@ from restante.database import partitions
 from restante.database.pool import SCHEMA, Database, Tx
 from restante.database.spans import Span
 from restante.delivery.subject import CHUNKS
-from restante.feed.subject import FEED
+from restante.feed.subject import FEED, MESSAGE_IDS
 
 # How long an example takes depends on what else the machine does.
 hypothesis_settings.register_profile(
@@ -116,7 +116,7 @@ async def db(dsn: str) -> AsyncIterator[Database]:
 async def db_with_partitions(db: Database) -> Database:
     """The same, with partitions for rows up to five minutes older than NOW, even at a full hour."""
     async with db.transaction() as tx:
-        for table in (CHUNKS, FEED):
+        for table in (CHUNKS, FEED, MESSAGE_IDS):
             await partitions.create(tx, table, Span(ROWS_FROM, ROWS_FROM + timedelta(days=1)))
     return db
 

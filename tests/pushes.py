@@ -14,7 +14,10 @@ from sites import Site
 MIB = 1024 * 1024
 FORM = "multipart/form-data; boundary=xyzzy"
 BODY = b'--xyzzy\r\nContent-Disposition: form-data; name="files"\r\n\r\nhello\r\n--xyzzy--\r\n'
-MESSAGE = b'{"jsonrpc": "2.0", "method": "message/send", "id": 1, "params": {"x": "\xc3\xa9"}}'
+MESSAGE = (
+    b'{"jsonrpc": "2.0", "method": "message/send", "id": 1, "params": {"message": '
+    b'{"role": "user", "messageId": "m", "parts": [{"kind": "text", "text": "\xc3\xa9"}]}}}'
+)
 UNREACHABLE = {"error": "workspace unreachable", "code": "workspace_unreachable"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -41,7 +41,7 @@ def registration(workspace_id: str) -> dict[str, Any]:
     return {"id": workspace_id, "agent_card": {"name": "x"}}
 
 
-MESSAGE: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {}}
+MESSAGE: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {"message": {"parts": []}}}
 
 TABLE: dict[tuple[str, str], Call] = {
     ("GET", "/health"): Call(ANYONE),

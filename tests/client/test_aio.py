@@ -175,6 +175,7 @@ async def test_a_message_is_queued(client: AsyncClient, admin: AsyncClient):
     assert row.method == "message/send"
     stored = msgspec.json.decode(row.request_body)
     assert stored["params"]["message"].pop("messageId")
+    assert stored["params"]["message"].pop("role") == "user"
     assert stored == HELLO
 
 

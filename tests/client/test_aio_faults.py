@@ -232,7 +232,7 @@ async def test_sending_the_same_file_twice_makes_two_files(caller: Caller):
 async def test_a_message_whose_answer_was_lost_is_stored_once(caller: Caller):
     async with losing_the_first_answer(caller) as (_, client):
         with pytest.raises(ServerUnreachable):
-            await client.send_message(client.workspace_id, {"method": "message/send"})
+            await client.send_message(client.workspace_id, {"method": "tasks/get"})
 
     assert len(await caller.feed()) == 1
 

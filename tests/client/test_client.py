@@ -107,7 +107,7 @@ async def test_a_program_without_a_loop_sends_and_receives(shared_site: Site, tm
             kept = client.register("a script")
             assert (client.url, client.workspace_id) == (kept.url, kept.workspace_id)
             client.send_files(client.workspace_id, [Bytes("a.txt", pattern(300_000))])
-            client.send_message(client.workspace_id, {"method": "message/send", "params": [7]})
+            client.send_message(client.workspace_id, {"method": "tasks/get", "params": [7]})
 
         with Client.of(kept) as client:
             inbox = client.inbox(once=True)
@@ -118,7 +118,7 @@ async def test_a_program_without_a_loop_sends_and_receives(shared_site: Site, tm
             assert file.save(tmp_path).read_bytes() == pattern(300_000)
             file.ack()
             assert message.body["params"] == [7]
-            assert (message.method, message.seq) == ("message/send", 2)
+            assert (message.method, message.seq) == ("tasks/get", 2)
             message.ack()
             assert (inbox.cursor, inbox.missed) == (Cursor(2, message.row.id), 0)  # pyright: ignore[reportArgumentType]
 

@@ -40,7 +40,7 @@ async def client(caller: Caller) -> AsyncIterator[AsyncClient]:
 
 async def write(caller: Caller, text: str) -> None:
     """Send a message to the caller's own workspace."""
-    body = {"jsonrpc": "2.0", "method": "message/send", "params": {"text": text}}
+    body = {"jsonrpc": "2.0", "method": "message/send", "params": {"message": {"content": text}}}
     answer = await caller.message(body, to=caller)
     assert answer.status == 200
 

@@ -55,7 +55,7 @@ def program(path: Path, text: str) -> str:
 
 
 def message(**places: Any) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "method": "message/send", **places}
+    return {"jsonrpc": "2.0", "id": 1, "method": "message/send", **places}
 
 
 # Once
@@ -218,7 +218,7 @@ def test_file_uris_in_messages_are_rewritten(office: Office, ana: Connect):
     parts = [sent, unknown, {"kind": "text", "text": "here"}]
     office.say(ana, message(parts=parts))
     office.say(ana, message(params={"parts": parts}))
-    office.say(ana, message(params={"message": {"messageId": "m", "parts": parts}}))
+    office.say(ana, message(params={"message": {"messageId": "m", "role": "user", "parts": parts}}))
     keep = ana.root / "rows"
 
     ended = restante(
@@ -237,7 +237,7 @@ def test_file_uris_in_messages_are_rewritten(office: Office, ana: Connect):
     assert [row["request_body"] for row in rows] == [
         message(parts=expected),
         message(params={"parts": expected}),
-        message(params={"message": {"messageId": "m", "parts": expected}}),
+        message(params={"message": {"messageId": "m", "role": "user", "parts": expected}}),
     ]
     assert [row["seq"] for row in rows] == [2, 3, 4]
 
@@ -253,12 +253,12 @@ with (here / "taken").open("a") as file:
 """
     command = program(ana.root / "take.py", text)
     with running(ana, "--on-message", command) as connect:
-        office.say(ana, message(params={"n": 1}))
+        office.say(ana, message(parts=[]))
         connect.until_said("closed for now")
-        office.say(ana, message(params={"n": 2}))
+        office.say(ana, message(parts=[]))
         office.send(ana, NOTE)
         office.until_nothing_waits(ana)
-        office.say(ana, message(params={"n": 3}))
+        office.say(ana, message(parts=[]))
         (ana.root / "open").touch()
         wait_until(lambda: office.acked_seq(ana) == 4, seconds=30, what="the last message")
 
@@ -268,7 +268,7 @@ with (here / "taken").open("a") as file:
 
 
 def test_once_receives_the_files_behind_a_failing_message(office: Office, ana: Connect):
-    office.say(ana, message())
+    office.say(ana, message(parts=[]))
     office.send(ana, NOTE)
 
     ended = restante("connect", "--dir", ana.root, "--once", "--on-message", "false")
@@ -336,7 +336,7 @@ def test_a_revoked_token_ends_it_and_a_new_one_continues(office: Office, ana: Co
     path = f"/admin/workspaces/{ana.credentials.workspace_id}/token"
     with running(ana) as connect:
         admin(office, "DELETE", path)
-        office.say(ana, message())
+        office.say(ana, message(parts=[]))
         office.send(ana, NOTE)
         assert connect.wait() == 1
 

@@ -164,7 +164,7 @@ async def test_a_full_disk_takes_nothing_new_and_empties_itself(
 
 async def refused(mailbox: Mailbox) -> set[tuple[int, str]]:
     """What a sender, a messenger and a new workspace are told."""
-    message = {"jsonrpc": "2.0", "method": "message/send", "params": {"text": "x" * 1000}}
+    message = {"message": {"content": "x" * 1000}}
     card = {"id": str(uuid4()), "delivery_mode": "poll", "agent_card": {"name": "new"}}
     http, headers = mailbox.http, mailbox.headers
     answers = [

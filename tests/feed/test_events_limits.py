@@ -299,7 +299,7 @@ async def test_a_server_with_many_watchers_stops_in_time(server: Server):
             )
             for number in range(50)
         ]
-        message = {"jsonrpc": "2.0", "method": "message/send", "params": {"a": "b"}}
+        message = {"jsonrpc": "2.0", "method": "message/send", "params": {"message": {"parts": []}}}
         headers = bearer(server.admin_token)
         async with http.post(f"{path}/a2a", json=message, headers=headers) as answer:
             assert answer.status == 200

@@ -33,7 +33,11 @@ from restante.workspaces import store as workspaces
 
 pytestmark = pytest.mark.anyio
 
-MESSAGE = {"jsonrpc": "2.0", "method": "message/send", "params": {"text": "x" * 1000}}
+MESSAGE = {
+    "jsonrpc": "2.0",
+    "method": "message/send",
+    "params": {"message": {"content": "x" * 1000}},
+}
 GIB = 1024**3
 
 

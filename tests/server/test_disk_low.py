@@ -11,7 +11,7 @@ from sites import Site, SiteFactory
 pytestmark = pytest.mark.anyio
 
 MORE_THAN_ANY_DISK = 1 << 62
-MESSAGE = {"jsonrpc": "2.0", "method": "message/send", "params": {"text": "hello"}}
+MESSAGE = {"jsonrpc": "2.0", "method": "message/send", "params": {"message": {"content": "hello"}}}
 
 
 async def low_caller(run_site: SiteFactory) -> tuple[Caller, str]:

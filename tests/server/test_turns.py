@@ -88,7 +88,7 @@ async def test_an_upload_takes_a_turn_for_the_body_that_arrives_later(site: Site
 
 async def test_a_message_takes_a_turn_for_the_body_that_arrives_later(site: Site):
     caller = await registered(site)
-    body = b'{"jsonrpc": "2.0", "method": "message/send", "params": {}}'
+    body = b'{"jsonrpc": "2.0", "method": "message/send", "params": {"message": {"parts": []}}}'
     head = request_head("POST", f"{caller.path}/a2a", token=caller.token, length=len(body))
     async with wire_to(site) as wire:
         await wire.send(head + body[:1])

@@ -1,8 +1,10 @@
 """Text messages, which share the feed with files."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from uuid import UUID, uuid4
 
 import msgspec
 from starlette.requests import Request
@@ -24,7 +26,8 @@ from restante.errors import (
     WorkspaceUnknown,
     WorkspaceUnreachable,
 )
-from restante.feed.rules import NewActivity, with_kinds
+from restante.feed import jsonrpc
+from restante.feed.rules import NewActivity, digest_of
 from restante.feed.service import Feed
 from restante.http.operations import (
     BODY_REFUSALS,
@@ -82,36 +85,45 @@ async def send(request: Request) -> Response:
     workspace = await auth.recipient(request)
     # Bytes are spent as they arrive: until the last one, they wait in memory.
     body = await read_limited(request, on_bytes=partial(_rate(request).spend_bytes, sender))
-    message = _message(body)
+    message = _normalised(body)
     if workspace.delivery_mode == "push":
-        return relay.message(request, workspace, body, sender=sender)
-    method = clean_label(message["method"])
-    row = NewActivity(
-        method=method,
-        summary=method,
-        request_body=msgspec.json.encode(with_kinds(message)),
-        source_id=sender,
-    )
-    await _feed(request).append(workspace.id, row, now=datetime.now(UTC))
-    return json_response(wire.Queued("queued", "poll", method))
+        return relay.message(request, workspace, message.body, sender=sender)
+    await _feed(request).append(workspace.id, message.row(sender), now=datetime.now(UTC))
+    return json_response(wire.Queued("queued", "poll", message.method))
 
 
-def _message(body: bytes) -> dict[str, Any]:
-    """Decode a JSON-RPC 2.0 request or notification; only its envelope is checked."""
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message that was accepted, in the form in which it is stored and forwarded."""
+
+    body: bytes
+    method: str
+    message_id: str | None
+
+    def row(self, sender: UUID | None) -> NewActivity:
+        digest = self.message_id and digest_of(sender, self.method, self.message_id)
+        return NewActivity(self.method, self.method, self.body, sender, digest=digest or None)
+
+
+def _normalised(body: bytes) -> _Message:
+    """Decode and normalise; what was sent in that form already is not encoded again."""
+    sent = _decoded(body)
+    request = jsonrpc.normalised(sent, new_id=lambda: str(uuid4()))
+    if request.body != sent:
+        body = msgspec.json.encode(request.body)
+    return _Message(body, clean_label(request.method), request.message_id)
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
     try:
-        message = msgspec.json.decode(body, type=dict[str, Any])
+        sent = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.ValidationError as error:
         raise BadRequest("The body must be one JSON-RPC 2.0 object.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("The body is not valid JSON.") from error
-    if is_too_deep(message):
+    if is_too_deep(sent):
         raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
-    method = message.get("method")
-    if not isinstance(method, str) or not method.strip():
-        raise BadRequest("method is wrong: a JSON-RPC 2.0 body needs one.")
-    if message.get("jsonrpc", "2.0") != "2.0":
-        raise BadRequest("jsonrpc is wrong: only version 2.0 is supported.")
-    return message
+    return sent
 
 
 ROUTES = [Route("/workspaces/{workspace_id}/a2a", send, methods=["POST"])]

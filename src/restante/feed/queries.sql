@@ -1,6 +1,8 @@
 -- name: append
 -- The counter is taken last before the commit, so that seqs are dense and in commit order.  Returns no
--- row, and stores nothing, when the feed is full or too much was written this hour.
+-- row, and stores nothing, when the feed is full, too much was written this hour, or a row with this
+-- digest was appended after $16.  For that the feed must have been locked by a statement before this
+-- one.  Bodies come as bytes: as text they would be copied into wider characters.
 with counter as (
     update feeds
        set last_seq = last_seq + 1,
@@ -14,12 +16,25 @@ with counter as (
        and unacked_bytes + $10::int <= $11
        and feed_bytes + $10::int <= $13
        and case written_hour when hour.starts then written_bytes else 0 end + $10::int <= $12
+       and ($15::uuid is null or not exists (
+               select from message_ids where workspace_id = $2 and digest = $15 and queued_at > $16
+           ))
     returning last_seq
+), remembered as (
+    insert into message_ids (workspace_id, digest, queued_at)
+    select $2, $15, $9 from counter where $15 is not null
 )
 insert into feed (id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
-                  request_body, status, created_at, bytes)
-select $1, $2, counter.last_seq, $3, $4, $2, $5, $6, $7, $8, $9, $10 from counter
+                  request_body, status, created_at, bytes, response_body)
+select $1, $2, counter.last_seq, $3, $4, $2, $5, $6, convert_from($7::bytea, 'UTF8')::json, $8, $9, $10,
+       convert_from($14::bytea, 'UTF8')::json
+  from counter
 returning seq;
+
+-- name: is_queued
+select exists (
+    select from message_ids where workspace_id = $1 and digest = $2 and queued_at > $3
+);
 
 -- name: fill_of
 -- The hour is the database's: the servers' clocks differ.
@@ -203,7 +218,13 @@ select coalesce(sum(bytes) filter (where seq > (select acked_seq from bounds)), 
  where source_id = $2;
 
 -- name: total_bytes
-select coalesce(sum(feed_bytes), 0)::bigint from feeds;
+-- With the ids of messages, which outlive rows that are trimmed early.  Their partitions are asked for
+-- their size: a counter of all of them would be a row that every commit locks.  One that is being
+-- detached may be locked, so it is left out; an empty one has a page, in its index.
+select ((select coalesce(sum(feed_bytes), 0) from feeds)
+        + (select coalesce(sum(pg_total_relation_size(inhrelid) - 8192), 0)
+             from pg_inherits
+            where inhparent = 'message_ids'::regclass and not inhdetachpending))::bigint;
 
 -- name: lock
 select from feeds where workspace_id = $1 for update;

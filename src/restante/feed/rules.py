@@ -1,9 +1,9 @@
-"""Rows of a feed, its marks, and how messages are stored."""
+"""Rows of a feed, its limits and its marks."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, cast
 from uuid import UUID
 
 from restante import wire
@@ -35,15 +35,18 @@ class NewActivity:
 
     method: str
     summary: str
-    request_body: bytes  # JSON
+    request_body: bytes | None  # JSON
     source_id: UUID | None = None
     activity_type: str = RECEIVED
     status: str = "ok"
+    response_body: bytes | None = None  # JSON
+    digest: UUID | None = None  # of what its sender calls it; such a row is appended once a day
 
     @property
     def bytes(self) -> int:
         """How much the row counts in its feed."""
-        return row_bytes(self.method, self.summary, self.request_body.decode())
+        bodies = len(self.request_body or b"") + len(self.response_body or b"")
+        return row_bytes(self.method, self.summary) + bodies
 
 
 # What a row takes beside its text: its other columns and its entries in two indexes.
@@ -53,6 +56,20 @@ _ROW_BYTES = 320
 def row_bytes(*texts: str) -> int:
     """How much a row with these texts counts in its feed."""
     return _ROW_BYTES + sum(len(text.encode()) for text in texts)
+
+
+# For so long a message with the same id is a repetition.
+REMEMBERED = timedelta(days=1)
+
+
+def digest_of(sender: UUID | None, method: str, message_id: str) -> UUID:
+    """
+    What tells a message to one workspace from all others; the canvas (None) is a sender too.
+
+    The parts cannot run into each other: a method that is stored has no line breaks.
+    """
+    named = f"{sender or 'canvas'}\n{method}\n{message_id}"
+    return UUID(bytes=hashlib.sha256(named.encode()).digest()[:16])
 
 
 # Acknowledged rows are kept too, until they are trimmed by age or to make room.  They have a limit
@@ -323,40 +340,3 @@ class Page:
 def body_bytes(row: wire.ActivityRow) -> int:
     """The size of what others have written into a row."""
     return memoryview(row.request_body).nbytes + memoryview(row.response_body).nbytes
-
-
-def with_kinds(message: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    A JSON-RPC body whose message parts have a `kind`.
-
-    Older senders call it `type`; a part that has both keeps its `kind`.
-    """
-    body = dict(message)
-    params = body.get("params")
-    if isinstance(params, dict):
-        body["params"] = _renamed_in(cast("dict[str, Any]", params))
-    return _with_parts_renamed(body)
-
-
-def _renamed_in(params: Mapping[str, Any]) -> dict[str, Any]:
-    renamed = _with_parts_renamed(params)
-    message = renamed.get("message")
-    if isinstance(message, dict):
-        renamed["message"] = _with_parts_renamed(cast("dict[str, Any]", message))
-    return renamed
-
-
-def _with_parts_renamed(holder: Mapping[str, Any]) -> dict[str, Any]:
-    parts = holder.get("parts")
-    if not isinstance(parts, list):
-        return dict(holder)
-    return {**holder, "parts": [_renamed(part) for part in cast("list[Any]", parts)]}
-
-
-def _renamed(part: Any) -> Any:
-    if not isinstance(part, dict) or "type" not in part or "kind" in part:
-        return cast("Any", part)
-    return {
-        ("kind" if key == "type" else key): value
-        for key, value in cast("dict[str, Any]", part).items()
-    }

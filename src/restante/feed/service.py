@@ -2,12 +2,13 @@
 
 import time
 from datetime import datetime
+from typing import Any
 
 import structlog
 
 from restante.database.outcomes import decided
-from restante.database.pool import Connection, Database
-from restante.errors import WorkspaceUnknown
+from restante.database.pool import Connection, Database, transaction
+from restante.errors import DiskLow, OutcomeUnknown, ServerFull, WorkspaceUnknown
 from restante.feed import room, store
 from restante.feed.pages import Look, Reader
 from restante.feed.readers import Places, Scans
@@ -57,33 +58,61 @@ class Feed:
         """
         Append one row in a synced commit, and wake waiting readers.
 
-        Raises WorkspaceUnknown, FeedFull, TooMuchWritten, ServerFull, DiskLow and OutcomeUnknown.
+        A row with a digest is appended once a day; for a repetition nothing happens, and the result
+        is ALREADY_QUEUED.  Raises WorkspaceUnknown, FeedFull, TooMuchWritten, ServerFull, DiskLow
+        and OutcomeUnknown.
         """
-        self._disk.take(row.bytes)
-        async with self.total.adding(row.bytes):
-            seq = await self._append(workspace_id, row, now=now)
-        log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
+        try:
+            self._disk.take(row.bytes)
+            async with self.total.adding(row.bytes):
+                seq = await self._append(workspace_id, row, now=now)
+        except (ServerFull, DiskLow):
+            if not await self._is_queued(workspace_id, row, now=now):
+                raise
+            seq = store.ALREADY_QUEUED
+        event = "message_repeated" if seq == store.ALREADY_QUEUED else "message_queued"
+        log.info(event, workspace=str(workspace_id), method=row.method, seq=seq)
         return seq
+
+    async def _is_queued(
+        self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime
+    ) -> bool:
+        if row.digest is None:
+            return False
+        async with self._db.connection() as connection:
+            return await store.is_queued(connection, workspace_id, row.digest, now=now)
 
     async def _append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
         """The same in a feed that may be full, on a server that is not."""
-        row_id, limits = new_activity_id(now), self._limits.for_source(row.source_id)
+        limits = self._limits.for_source(row.source_id)
+        try:
+            seq = await self._append_or_make_room(workspace_id, row, limits, now=now)
+        except OutcomeUnknown:
+            self.wakeups.grew(workspace_id)
+            raise
+        if seq is None:
+            async with self._db.connection() as connection:
+                raise await room.refusal(connection, workspace_id, limits, row.bytes)
+        if seq != store.ALREADY_QUEUED:
+            self.wakeups.grew(workspace_id)
+        return seq
+
+    async def _append_or_make_room(
+        self, workspace_id: WorkspaceId, row: NewActivity, limits: WriteLimits, *, now: datetime
+    ) -> int | None:
+        row_id = new_activity_id(now)
 
         async def append(limits: WriteLimits) -> int | None:
             return await decided(
                 self._db,
-                lambda c: store.append(c, workspace_id, row, now=now, row_id=row_id, limits=limits),
+                lambda c: _append(c, workspace_id, row, now=now, row_id=row_id, limits=limits),
                 lambda c: store.seq_of(c, workspace_id, row_id),
             )
 
-        with self.wakeups.growing(workspace_id):
-            seq = await append(limits.for_any_sender)
-            if seq is None:
-                await self._make_room(workspace_id, row, limits, now=now)
-                seq = await append(limits)
+        seq = await append(limits.for_any_sender)
         if seq is None:
-            async with self._db.connection() as connection:
-                raise await room.refusal(connection, workspace_id, limits, row.bytes)
+            await self._make_room(workspace_id, row, limits, now=now)
+            seq = await append(limits)
         return seq
 
     async def _make_room(
@@ -191,3 +220,13 @@ class Feed:
         if mark is None:
             raise WorkspaceUnknown
         return mark
+
+
+async def _append(
+    connection: Connection, workspace_id: WorkspaceId, row: NewActivity, **given: Any
+) -> int | None:
+    """Only what could be a repetition needs a transaction."""
+    if row.digest is None:
+        return await store.append(connection, workspace_id, row, **given)
+    async with transaction(connection) as tx:
+        return await store.append_once(tx, workspace_id, row, **given)

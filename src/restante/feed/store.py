@@ -13,6 +13,7 @@ from restante.database import sql
 from restante.database.pool import Connection, Row, Tx
 from restante.feed.rules import (
     MAX_PAGE_BYTES,
+    REMEMBERED,
     UNLIMITED,
     Fill,
     Filter,
@@ -44,6 +45,8 @@ _LAGS_SHOWN = 20
 _WRITERS_SHOWN = 20
 _NULL = Raw(b"null")
 
+ALREADY_QUEUED = 0  # no row has this seq
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
@@ -65,7 +68,8 @@ async def append(  # noqa: PLR0913 - each argument is one fact, named by its cal
     """
     Append one row, with a new id or this one.
 
-    Returns its seq, or None if the workspace has no feed or no room in it.
+    Returns its seq, or None if the workspace has no feed or no room in it, or if the row repeats
+    one: for a row with a digest the feed must be locked.
     """
     return await connection.fetchval(
         queries.append,
@@ -75,14 +79,45 @@ async def append(  # noqa: PLR0913 - each argument is one fact, named by its cal
         row.source_id,
         row.method,
         row.summary,
-        row.request_body.decode(),
+        row.request_body,
         row.status,
         now,
         row.bytes,
         limits.max_feed_bytes,
         limits.max_written_bytes,
         limits.max_kept_bytes,
+        row.response_body,
+        row.digest,
+        now - REMEMBERED,
     )
+
+
+async def append_once(  # noqa: PLR0913 - each argument is one fact, named by its caller
+    tx: Tx,
+    workspace_id: WorkspaceId,
+    row: NewActivity,
+    *,
+    now: datetime,
+    limits: WriteLimits = UNLIMITED,
+    row_id: ActivityId | None = None,
+) -> int | None:
+    """
+    Append one row unless one with its digest was appended; returns ALREADY_QUEUED then.
+
+    Whoever sends the same at the same time waits for the lock, and then finds it.
+    """
+    await lock(tx, workspace_id)
+    seq = await append(tx, workspace_id, row, now=now, limits=limits, row_id=row_id)
+    if seq is None and row.digest and await is_queued(tx, workspace_id, row.digest, now=now):
+        return ALREADY_QUEUED
+    return seq
+
+
+async def is_queued(
+    connection: Connection, workspace_id: WorkspaceId, digest: UUID, *, now: datetime
+) -> bool:
+    """Whether a row with this digest was appended within the last day."""
+    return await connection.fetchval(queries.is_queued, workspace_id, digest, now - REMEMBERED)
 
 
 async def fill_of(connection: Connection, workspace_id: WorkspaceId) -> Fill | None:

@@ -1,4 +1,8 @@
-"""Bounds the feed: old partitions are trimmed, and what nobody needs while space is short."""
+"""
+Bounds the feed: old partitions are trimmed, and what nobody needs while space is short.
+
+The ids of messages are forgotten after a day.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -8,7 +12,7 @@ from restante.database import partitions
 from restante.database.partitions import Partition, PartitionedTable
 from restante.database.pool import Connection, transaction
 from restante.feed import store
-from restante.feed.rules import CLOCK_SKEW, SHORTEST_KEPT
+from restante.feed.rules import CLOCK_SKEW, REMEMBERED, SHORTEST_KEPT
 from restante.feed.store import Needed
 from restante.feed.total import TotalLimit
 from restante.ids import lowest_activity_id, moment_of
@@ -21,9 +25,14 @@ FEED = PartitionedTable(
     moment_of=lambda bound: moment_of(UUID(bound)),
 )
 
+MESSAGE_IDS = PartitionedTable(
+    "message_ids", bound_of=datetime.isoformat, moment_of=datetime.fromisoformat
+)
+
 TRIM = "trim the feed"
 TRIM_EARLY = "trim the feed early"
 DELETE_ROWS = "delete feed rows"
+FORGET = "forget message ids"
 
 # Few enough to plan fast, many enough to trim finely.
 _PARTITIONS_PER_RETENTION = 12
@@ -194,3 +203,27 @@ class FeedPartitions(PartitionSubject[Needed]):
 def _is_handled_by(end: datetime, now: datetime) -> bool:
     """Whether all rows of a range that ended then are old enough to be trimmed early."""
     return end + CLOCK_SKEW + SHORTEST_KEPT <= now
+
+
+class MessageIds(PartitionSubject[None]):
+    """The ids of messages, by which repetitions are found."""
+
+    name = "message ids"
+    tables = ("message_ids",)
+    table = MESSAGE_IDS
+    width = timedelta(hours=6)
+
+    def decide(
+        self, partition: Partition, contents: None, *, now: datetime
+    ) -> Sequence[PlanStep] | HeldSpace:
+        """Drop it once all of its ids are older than they are remembered."""
+        if partition.span is None or partition.span.end + CLOCK_SKEW > now - REMEMBERED:
+            return []
+        why = "its messages are older than a day"
+        return [PlanStep(FORGET, partition.name, 0, partition.bytes, why, self.name)]
+
+    async def carry_out(self, step: PlanStep, partition: Partition, work: Work) -> str | None:
+        """Nobody looks at it any more."""
+        await partitions.seal(work.connection, partition.name)
+        await work.detach_and_drop(partition)
+        return None

@@ -25,7 +25,7 @@ from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, Expir
 from restante.errors import DatabaseFull
 from restante.feed.rules import WriteLimits
 from restante.feed.service import Feed
-from restante.feed.subject import CrowdedFeeds, FeedPartitions
+from restante.feed.subject import CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
@@ -235,6 +235,7 @@ def subjects_of(settings: Settings, disk: Disk | None = None) -> Subjects:
         CrowdedFeeds(limit),
         Buckets(width=timedelta(seconds=settings.bucket_seconds), ack_retention=ack),
         FeedPartitions(retention=feed, limit=limit),
+        MessageIds(),
     )
 
 

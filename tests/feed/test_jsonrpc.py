@@ -1,0 +1,284 @@
+"""Bodies of all generations of clients become one shape."""
+
+import copy
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from restante.errors import BadRequest
+from restante.feed.jsonrpc import Request, normalised, with_kinds
+
+NAMES = ("type", "kind", "text", "parts", "content", "message", "params", "method", "file")
+OTHERS = ("jsonrpc", "id", "role", "messageId")
+names = st.sampled_from([*NAMES, *OTHERS])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=20,
+)
+bodies = st.dictionaries(names, values, max_size=5)
+
+
+def as_specified(body: dict[str, Any]) -> dict[str, Any]:
+    """The rule as the protocol states it: parts are in three places."""
+    body = copy.deepcopy(body)
+    params = body.get("params")
+    message = params.get("message") if isinstance(params, dict) else None
+    for holder in (body, params, message):
+        parts = holder.get("parts") if isinstance(holder, dict) else None
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict) and "kind" not in part and "type" in part:
+                part["kind"] = part.pop("type")
+    return body
+
+
+@given(bodies)
+def test_the_type_of_each_part_becomes_its_kind_and_nothing_else_changes(body: dict[str, Any]):
+    assert with_kinds(body) == as_specified(body)
+
+
+@given(bodies)
+def test_renaming_is_idempotent_and_does_not_change_its_argument(body: dict[str, Any]):
+    before = copy.deepcopy(body)
+
+    once = with_kinds(body)
+
+    assert body == before
+    assert with_kinds(once) == once
+
+
+def test_a_part_keeps_the_order_of_its_fields():
+    part = {"text": "a", "type": "text", "metadata": {}}
+
+    renamed = with_kinds({"parts": [part]})["parts"][0]
+
+    assert list(renamed) == ["text", "kind", "metadata"]
+
+
+# The one shape
+
+
+def shaped(sent: dict[str, Any]) -> Request:
+    numbers = count(1)
+    return normalised(sent, new_id=lambda: f"new {next(numbers)}")
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"role": "user", "messageId": "m", "parts": [{"kind": "text", "text": "hi"}], **fields}
+
+
+def whole(sent: dict[str, Any], **envelope: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": "message/send", **envelope, "params": sent}
+
+
+HI = [{"kind": "text", "text": "hi"}]
+
+
+def test_a_body_in_its_shape_is_not_changed():
+    body = whole({"message": message(metadata={"type": "x"}), "configuration": {"type": "x"}}, x=1)
+
+    assert shaped(body) == Request(body, "message/send", "m")
+
+
+@pytest.mark.parametrize(
+    ("sent", "parts"),
+    [
+        ({"content": "hi"}, HI),
+        ({"content": ""}, [{"kind": "text", "text": ""}]),
+        ({"content": [{"type": "text", "text": "hi"}]}, HI),
+        ({"content": []}, []),
+        ({"content": "hi", "parts": None}, HI),
+        ({"parts": [{"type": "text", "text": "hi"}]}, HI),
+        ({"parts": []}, []),
+    ],
+)
+def test_content_becomes_parts(sent: dict[str, Any], parts: list[Any]):
+    found = shaped(whole({"message": {"x": 1, **sent}})).body["params"]["message"]
+
+    assert found == {"x": 1, "role": "user", "messageId": "new 2", "parts": parts}
+
+
+def test_content_beside_parts_is_a_field_like_any_other():
+    body = whole({"message": message(content="kept")})
+
+    assert shaped(body).body == body
+
+
+@pytest.mark.parametrize("missing", [{}, {"role": None, "messageId": None}, {"messageId": " "}])
+def test_a_message_gets_a_role_and_an_id(missing: dict[str, Any]):
+    found = shaped(whole({"message": {"parts": [], **missing}}))
+
+    assert found.body["params"]["message"] == {"parts": [], "role": "user", "messageId": "new 2"}
+    assert found.message_id is None
+
+
+def test_a_role_and_an_id_that_were_sent_stay():
+    found = shaped(whole({"message": message(role="agent", messageId="x" * 1_000_000)}))
+
+    assert found.body["params"]["message"]["role"] == "agent"
+    assert found.message_id == found.body["params"]["message"]["messageId"] == "x" * 1_000_000
+
+
+def test_a_number_as_an_id_becomes_text():
+    found = shaped(whole({"message": message(messageId=7)}))
+
+    assert found.message_id == found.body["params"]["message"]["messageId"] == "7"
+
+
+@pytest.mark.parametrize("message_id", [True, [], {"a": 1}])
+def test_any_other_id_is_refused(message_id: Any):
+    with pytest.raises(BadRequest, match="messageId"):
+        shaped(whole({"message": message(messageId=message_id)}))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        whole({"message": message()}),
+        {"method": "message/send", "params": {"message": message()}},
+        {"params": {"message": message()}},
+        {"method": None, "params": {"message": message()}},
+        {"message": message()},
+        {"jsonrpc": "2.0", "message": message()},
+        message(),
+    ],
+)
+def test_what_is_missing_of_the_envelope_is_added(sent: dict[str, Any]):
+    found = shaped(sent)
+
+    identity = sent.get("id", "new 1")
+    assert found == Request(whole({"message": message()}, id=identity), "message/send", "m")
+
+
+def test_what_is_beside_a_bare_message_is_kept():
+    found = shaped({"message": message(), "configuration": {"blocking": True}, "id": 5})
+
+    params = {"message": message(), "configuration": {"blocking": True}}
+    assert found.body == whole(params, id=5)
+
+
+@pytest.mark.parametrize("body", [{"parts": []}, {"params": {"parts": []}}])
+def test_parts_further_out_stay_where_they_are(body: dict[str, Any]):
+    sent = {"jsonrpc": "2.0", "id": 1, "method": "message/send", **body}
+
+    assert shaped(sent).body == sent
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        {"method": "message/send"},
+        {"method": "message/stream", "params": {}},
+        {"params": {"message": {}}},
+        {"params": {"message": {"role": "user"}}},
+        {"params": {"message": {"parts": None, "content": None}}},
+        {"params": {"message": {"parts": "hi", "content": "hi"}}},
+        {"params": {"message": {"content": {"text": "hi"}}}},
+        {"params": {"message": "hi"}},
+        {"params": [message()]},
+        {"message": "hi"},
+        {"parts": "hi"},
+    ],
+)
+def test_a_message_that_says_nothing_is_refused(sent: dict[str, Any]):
+    with pytest.raises(BadRequest, match="neither parts nor content"):
+        shaped(sent)
+
+
+@pytest.mark.parametrize("method", ["", " ", 5, [], True])
+def test_a_method_must_be_a_name(method: Any):
+    with pytest.raises(BadRequest, match="method"):
+        shaped({"method": method, "params": {"message": message()}})
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"method": "tasks/cancel"},
+        {"method": "tasks/cancel", "params": {"id": "x", "message": {"content": "hi"}}},
+        {"method": "tasks/get", "params": [1], "jsonrpc": "2.0", "id": None},
+    ],
+)
+def test_other_methods_pass_as_they_are(sent: dict[str, Any]):
+    assert shaped(sent).body == sent
+
+
+noise = st.dictionaries(st.sampled_from(["type", "kind", "text", "file", "metadata"]), values)
+parts = st.lists(noise | values, max_size=3)
+said = st.fixed_dictionaries({"parts": parts}) | st.fixed_dictionaries(
+    {"content": parts | st.text(max_size=5)}
+)
+identity = st.fixed_dictionaries(
+    {}, optional={"role": st.none() | st.just("agent"), "messageId": st.text() | st.integers()}
+)
+messages = st.builds(
+    lambda *made: {k: v for one in made for k, v in one.items()}, noise, identity, said
+)
+envelopes = st.fixed_dictionaries(
+    {},
+    optional={
+        "jsonrpc": st.just("2.0"),
+        "id": st.integers() | st.none(),
+        "method": st.sampled_from(["message/send", "message/stream", None]),
+    },
+)
+accepted = (
+    st.builds(
+        lambda message, beside, envelope: {**envelope, "params": {**beside, "message": message}},
+        messages,
+        noise,
+        envelopes,
+    )
+    | st.builds(
+        lambda message, beside, envelope: {**beside, **envelope, "message": message},
+        messages,
+        noise,
+        envelopes,
+    )
+    | messages
+)
+
+
+@given(accepted)
+def test_a_shape_does_not_change_any_more(sent: dict[str, Any]):
+    before = copy.deepcopy(sent)
+    once = shaped(sent)
+
+    again = normalised(once.body, new_id=lambda: "another")
+
+    assert sent == before
+    assert again.body == once.body
+
+
+def leaves(value: Any) -> list[str]:
+    """All texts and numbers, wherever they are."""
+    if isinstance(value, dict):
+        return [leaf for inner in value.values() for leaf in leaves(inner)]
+    if isinstance(value, list):
+        return [leaf for inner in value for leaf in leaves(inner)]
+    return [str(value)] if str(value or "").strip() else []
+
+
+@given(accepted)
+def test_nothing_that_was_sent_gets_lost(sent: dict[str, Any]):
+    kept = leaves(shaped(sent).body)
+
+    for leaf in leaves(sent):
+        kept.remove(leaf)
+
+
+@given(st.dictionaries(st.text("xyz", min_size=1, max_size=3), values, max_size=3))
+def test_unknown_fields_survive_at_every_level(extra: dict[str, Any]):
+    sent = {
+        "params": {"message": {"content": [{"text": "hi", **extra}], **extra}, **extra},
+        **extra,
+    }
+
+    body = shaped(sent).body
+
+    for holder in (body, body["params"], body["params"]["message"]):
+        assert extra.items() <= holder.items()
+    assert body["params"]["message"]["parts"] == [{"text": "hi", **extra}]
