@@ -134,6 +134,25 @@ def said_in(body: Any) -> Said:
     return Said("\n".join(texts), files)
 
 
+def said_in_answer(answer: Mapping[str, Any]) -> Said:
+    """What a push workspace answered: a message, or a task with its status and artifacts."""
+    result = answer.get("result")
+    artifacts = _field(result, "artifacts")
+    said = [
+        said_in(result),
+        said_in(_field(_field(result, "status"), "message")),
+        *map(said_in, cast("list[Any]", artifacts) if isinstance(artifacts, list) else []),
+    ]
+    texts = "\n".join(one.text for one in said if one.text)
+    return Said(texts, [file for one in said for file in one.files])
+
+
+def error_in(answer: Mapping[str, Any]) -> str | None:
+    """The JSON-RPC error of an answer, None if it has none."""
+    error = answer.get("error")
+    return None if error is None else str(_field(error, "message") or error)
+
+
 def notified(row: wire.ActivityRow) -> Said | None:
     """What a workspace says to its user in a row, None for any other row."""
     if row.method != NOTIFY_METHOD or bytes(row.request_body) not in {b"", b"null"}:
