@@ -172,6 +172,7 @@ async def everything(connection: Any, workspace_id: str | None = None) -> dict[s
         "feeds": "select workspace_id, last_seq, trimmed_seq, acked_seq, waiting_bytes, "
         "waiting_files, reserved_bytes, reserved_files, feed_bytes from feeds {where} "
         "order by workspace_id",
+        "message_ids": "select * from message_ids {where} order by workspace_id, digest",
         "answers": "select * from answers {where} order by workspace_id, idempotency_key",
         "reservations": "select * from reservations {where} order by id",
         "chunks": "select workspace_id, file_id, seq, md5(bytes) from chunks "

@@ -41,7 +41,12 @@ def registration(workspace_id: str) -> dict[str, Any]:
     return {"id": workspace_id, "agent_card": {"name": "x"}}
 
 
-MESSAGE: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {"message": {"parts": []}}}
+MESSAGE: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "message/send",
+    "params": {"message": {"parts": []}},
+}
 
 TABLE: dict[tuple[str, str], Call] = {
     ("GET", "/health"): Call(ANYONE),
@@ -61,6 +66,7 @@ TABLE: dict[tuple[str, str], Call] = {
         WORKSPACE_OR_ADMIN, data=form(Part(b"new")), headers={"Content-Type": FORM}
     ),
     ("POST", W + "/a2a"): Call(ANY_WORKSPACE_OR_ADMIN, json=lambda _: MESSAGE),
+    ("POST", W + "/notify"): Call(WORKSPACE, json=lambda _: {"message": "hello"}),
     ("GET", W + "/activity"): Call(WORKSPACE_OR_ADMIN),
     ("POST", W + "/activity/ack"): Call(WORKSPACE, json=lambda _: {"acked_seq": 1}),
     ("GET", W + "/events"): Call(WORKSPACE_OR_ADMIN),

@@ -26,7 +26,7 @@ from restante.delivery.subject import (
     ExpiredAnswers,
     ExpiredReservations,
 )
-from restante.feed.subject import FEED, CrowdedFeeds, FeedPartitions
+from restante.feed.subject import FEED, CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
 from restante.ids import FileId, WorkspaceId
 from restante.retention.space import SpaceSamples
@@ -126,6 +126,7 @@ def make_subjects(
         CrowdedFeeds(limit),
         Buckets(width=HOUR, ack_retention=ack_retention),
         FeedPartitions(retention=feed_retention, limit=limit),
+        MessageIds(),
     )
 
 

@@ -68,7 +68,7 @@ async def test_files_and_messages_come_in_order(client: AsyncClient, caller: Cal
     assert isinstance(third, FileItem)
     assert (first.name, first.file.size, first.seq, first.is_file) == ("a_b.txt", 5, 1, True)
     assert (second.method, second.seq, second.is_file) == ("message/send", 2, False)
-    assert second.body["params"] == {"text": "hello"}
+    assert second.body["params"]["message"]["parts"] == [{"kind": "text", "text": "hello"}]
 
 
 async def test_a_feed_of_several_pages_is_read_completely(client: AsyncClient, caller: Caller):

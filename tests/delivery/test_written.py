@@ -362,7 +362,11 @@ async def test_a_full_feed_refuses_messages_and_files(
     assert refused.value.facts["max_bytes"] == 2000
 
 
-MESSAGE = {"jsonrpc": "2.0", "method": "message/send", "params": {"message": {"content": "x" * 1000}}}
+MESSAGE = {
+    "jsonrpc": "2.0",
+    "method": "message/send",
+    "params": {"message": {"content": "x" * 1000}},
+}
 
 
 async def test_other_workspaces_fill_half_of_a_feed_and_learn_nothing_about_it(

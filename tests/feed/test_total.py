@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 MESSAGE = {
     "jsonrpc": "2.0",
     "method": "message/send",
-    "params": {"message": {"content": "x" * 1000}},
+    "params": {"message": {"content": "x" * 850}},
 }
 GIB = 1024**3
 

@@ -29,6 +29,9 @@ async def test_a_message_becomes_a_row_of_the_feed(caller: Caller):
     await caller.staged()
     of_file, row = await caller.feed()
     assert set(row) == set(of_file)
+    said = row["request_body"]["params"]["message"]
+    assert UUID(said.pop("messageId"))
+    assert said.pop("role") == "user"
     expected = {
         "activity_type": "a2a_receive",
         "method": "message/send",
@@ -51,12 +54,19 @@ async def test_parts_with_a_type_are_stored_with_a_kind(caller: Caller):
 
     def body(discriminator: str) -> dict[str, Any]:
         return {
+            "jsonrpc": "2.0",
+            "id": 1,
             "method": "message/send",
             "parts": parts(discriminator),
             "params": {
                 "type": "kept",
                 "parts": parts(discriminator),
-                "message": {"type": "kept", "parts": parts(discriminator)},
+                "message": {
+                    "type": "kept",
+                    "role": "user",
+                    "messageId": "m",
+                    "parts": parts(discriminator),
+                },
             },
         }
 
@@ -64,6 +74,45 @@ async def test_parts_with_a_type_are_stored_with_a_kind(caller: Caller):
 
     (row,) = await caller.feed()
     assert row["request_body"] == body("kind")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"jsonrpc": "2.0", "method": "message/send", "params": {"message": {"content": "hi"}}},
+        {"params": {"message": {"content": [{"type": "text", "text": "hi"}]}}},
+        {"message": {"content": "hi"}},
+        {"parts": [{"type": "text", "text": "hi"}]},
+        {"content": "hi"},
+    ],
+)
+async def test_what_older_clients_send_is_stored_in_one_shape(caller: Caller, sent: dict[str, Any]):
+    answer = await caller.message(sent, to=caller)
+
+    assert answer.json == {"status": "queued", "delivery_mode": "poll", "method": "message/send"}
+    (row,) = await caller.feed()
+    body = row["request_body"]
+    said = body["params"]["message"]
+    assert UUID(body.pop("id"))
+    assert UUID(said.pop("messageId"))
+    assert body == {"jsonrpc": "2.0", "method": "message/send", "params": {"message": said}}
+    assert said == {"role": "user", "parts": [{"kind": "text", "text": "hi"}]}
+
+
+async def test_a_message_that_says_nothing_gets_a_sentence(caller: Caller):
+    answer = await caller.message({"params": {"message": {"role": "user"}}}, to=caller)
+
+    assert (answer.status, answer.json["code"]) == (400, "bad_request")
+    assert "parts" in answer.json["error"]
+
+
+async def test_other_methods_need_no_parts(caller: Caller):
+    body = {"jsonrpc": "2.0", "id": 7, "method": "tasks/cancel", "params": {"id": "a task"}}
+
+    answer = await caller.message(body, to=caller)
+
+    assert answer.json == {"status": "queued", "delivery_mode": "poll", "method": "tasks/cancel"}
+    assert (await caller.feed())[0]["request_body"] == body
 
 
 async def test_the_body_is_stored_as_it_was_sent(caller: Caller):
@@ -119,6 +168,8 @@ async def test_a_body_that_is_not_json_rpc_is_a_400(caller: Caller):
         {"method": 5},
         {"method": None},
         {"jsonrpc": "1.0", "method": "x"},
+        {"params": {"message": {"role": "user"}}},
+        {"message": {"parts": [], "messageId": []}},
         [HELLO],
         "x",
         None,
@@ -132,7 +183,7 @@ async def test_the_bytes_of_the_messages_of_one_sender_are_limited_per_minute(
     run_site: SiteFactory,
 ):
     """Few messages can be as much as many."""
-    large = {**HELLO, "params": {"text": "x" * 900_000}}
+    large = {"message": {"content": "x" * 900_000}}
     async with run_site(message_bytes_per_minute=1024 * 1024) as site:
         caller, other = await registered(site), await registered(site)
 
@@ -156,7 +207,7 @@ async def test_the_bytes_of_messages_count_as_they_arrive(run_site: SiteFactory)
         await wire.send(head + b" " * 900_000)
         await until(lambda: asyncio.sleep(0, bytes_left(caller) < 200_000))
 
-        refused = await caller.message({**HELLO, "params": {"text": "x" * 200_000}}, to=caller)
+        refused = await caller.message({"message": {"content": "x" * 200_000}}, to=caller)
         small = await caller.message(HELLO, to=caller)
 
     assert (refused.status, refused.json["code"]) == (429, "too_many_messages")

@@ -176,11 +176,15 @@ async def test_requests_of_one_workspace_are_limited_and_no_other_notices(
                 json=heartbeat,
                 headers={"Authorization": f"Bearer {busy.token}"},
             )
-            message = await busy.message({"method": "message/send", "params": {"message": {"parts": []}}}, to=other)
+            message = await busy.message(
+                {"method": "message/send", "params": {"message": {"parts": []}}}, to=other
+            )
             assert [beat.status, message.status] == [429, 429]
             assert (await other.ask("GET", "/activity")).status == 200
             assert (await ask(site, "GET", f"{busy.path}/activity", headers=ADMIN)).status == 200
-            sent = await other.message({"method": "message/send", "params": {"message": {"parts": []}}}, to=busy)
+            sent = await other.message(
+                {"method": "message/send", "params": {"message": {"parts": []}}}, to=busy
+            )
             assert sent.status == 200
             assert refused(site, "workspace") == 3
 
@@ -340,7 +344,10 @@ async def test_a_workspace_gets_all_of_its_answers_with_a_small_pool(
                 (await workspace.fetch(file_id)).status,
                 (await workspace.ack(file_id)).status,
                 (
-                    await workspace.message({"method": "message/send", "params": {"message": {"parts": []}}}, to=workspace)
+                    await workspace.message(
+                        {"method": "message/send", "params": {"message": {"parts": []}}},
+                        to=workspace,
+                    )
                 ).status,
                 (await workspace.read_feed(wait=1)).status,
             ]

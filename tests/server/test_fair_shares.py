@@ -113,7 +113,9 @@ async def test_a_workspace_uses_its_own_share_once_its_token_is_verified(
 
     used.clear()
     await workspace.ask("GET", "/activity")
-    await workspace.message({"method": "message/send", "params": {"message": {"parts": []}}}, to=workspace)
+    await workspace.message(
+        {"method": "message/send", "params": {"message": {"parts": []}}}, to=workspace
+    )
     assert set(used) == {own}
 
 
@@ -123,7 +125,9 @@ async def test_a_sender_uses_its_own_share_and_not_that_of_the_recipient(
     sender, recipient = await registered(site), await registered(site)
     used.clear()
 
-    await sender.message({"method": "message/send", "params": {"message": {"parts": []}}}, to=recipient)
+    await sender.message(
+        {"method": "message/send", "params": {"message": {"parts": []}}}, to=recipient
+    )
 
     assert used[0] == HERE
     assert set(used[1:]) == {UUID(sender.id)}

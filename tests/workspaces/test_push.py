@@ -69,6 +69,28 @@ async def test_a_message_is_posted_to_the_url_itself(run_site: SiteFactory):
     assert headers["Content-Length"] == str(len(MESSAGE))
 
 
+async def test_a_message_is_forwarded_in_its_one_shape(run_site: SiteFactory):
+    """And a repetition is forwarded again: the workspace answers it, and nothing is queued."""
+    seen: list[Any] = []
+
+    async def take(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        return web.json_response({})
+
+    async with run_site(push_to_private=True) as site, receiver(take) as url:
+        to = await registered(site, url)
+        for _ in range(2):
+            said = {"message": {"content": "hi", "messageId": "m"}}
+            async with site.http.post(to.messages, json=said, headers=to.auth) as answer:
+                assert answer.status == 200
+
+    for body in seen:
+        assert (body["jsonrpc"], body["method"]) == ("2.0", "message/send")
+        parts = [{"kind": "text", "text": "hi"}]
+        assert body["params"]["message"] == {"parts": parts, "messageId": "m", "role": "user"}
+    assert len(seen) == 2
+
+
 @pytest.mark.parametrize("call", [upload, send_message])
 async def test_every_status_is_relayed(run_site: SiteFactory, call: Any):
     statuses = [200, 201, 204, 304, 401, 413, 429, 500, 503]

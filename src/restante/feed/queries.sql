@@ -176,6 +176,16 @@ update feeds
  where workspace_id = $1
 returning acked_seq, settled_seq < acked_seq as has_more;
 
+-- name: has_only
+-- Whether all unacknowledged rows up to a seq have this method.
+select not exists (
+    select from feeds join feed using (workspace_id)
+     where workspace_id = $1
+       and seq > greatest(acked_seq, trimmed_seq)
+       and seq <= $2
+       and method is distinct from $3
+);
+
 -- name: recount
 -- Corrects the counters of a feed that the previous release has trimmed.  What they are off by is found
 -- in one snapshot and subtracted: rows that come or go meanwhile are counted by whoever does that.

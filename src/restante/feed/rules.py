@@ -6,11 +6,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
+import msgspec
+
 from restante import wire
 from restante.errors import FeedFull, RestanteError, ServerFull, TooMuchWritten
 from restante.ids import ActivityId
+from restante.text import printable
 
 RECEIVED = "a2a_receive"
+NOTIFY = "notify"
+_SUMMARY_CHARACTERS = 80
 MAX_PAGE = 500
 DEFAULT_PAGE = 100
 # A page ends here too, so that a few readers cannot fill the memory; its first row always fits.
@@ -47,6 +52,21 @@ class NewActivity:
         """How much the row counts in its feed."""
         bodies = len(self.request_body or b"") + len(self.response_body or b"")
         return row_bytes(self.method, self.summary) + bodies
+
+
+def notification(sent: wire.Notification) -> NewActivity:
+    """
+    The row for what an agent tells its user.
+
+    It has no source: together with the messages of the canvas it is their conversation.
+    """
+    files = [{"kind": "file", "file": one} for one in sent.attachments or ()]
+    return NewActivity(
+        method=NOTIFY,
+        summary="Agent message: " + printable(sent.message[:_SUMMARY_CHARACTERS]),
+        request_body=None,
+        response_body=msgspec.json.encode({"result": sent.message, "parts": files}),
+    )
 
 
 # What a row takes beside its text: its other columns and its entries in two indexes.

@@ -14,6 +14,7 @@ from restante.feed.pages import Look, Reader
 from restante.feed.readers import Places, Scans
 from restante.feed.room import SenderParts
 from restante.feed.rules import (
+    NOTIFY,
     ROWS_PER_LOOK,
     ROWS_PER_SCAN,
     SCAN_SECONDS,
@@ -220,6 +221,16 @@ class Feed:
         if mark is None:
             raise WorkspaceUnknown
         return mark
+
+    async def acknowledge_notifications(self, workspace_id: WorkspaceId, seq: int) -> None:
+        """
+        Acknowledge up to this row, if nothing else waits before it.
+
+        For a workspace that does not poll: it would find its feed full of what it said itself.
+        """
+        async with self._db.connection() as connection:
+            if await store.has_only(connection, workspace_id, NOTIFY, up_to_seq=seq):
+                await store.acknowledge(connection, workspace_id, seq)
 
 
 async def _append(

@@ -225,6 +225,13 @@ async def acknowledge(
     return await connection.fetchval(queries.acknowledge, workspace_id, seq, row, _ROWS_PER_ACK)
 
 
+async def has_only(
+    connection: Connection, workspace_id: WorkspaceId, method: str, *, up_to_seq: int
+) -> bool:
+    """Whether all unacknowledged rows up to there have this method."""
+    return await connection.fetchval(queries.has_only, workspace_id, up_to_seq, method)
+
+
 async def settle(connection: Connection, workspace_id: WorkspaceId) -> bool:
     """Subtract the bytes of some acknowledged rows; returns whether more are left."""
     row = await connection.fetchrow(

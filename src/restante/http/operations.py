@@ -81,13 +81,19 @@ def operation_of(handler: object) -> Operation | None:
     return _described.get(cast("Handler", handler))
 
 
-async def json_body(request: Request, shape: type[T], *, max_bytes: int = SMALL_JSON_BYTES) -> T:
-    """Decode the body; raises BadRequest with the field's name, or MessageTooLarge."""
-    return _decoded(await read_limited(request, max_bytes=max_bytes), shape)
-
-
 def _ignore(_size: int) -> None:
     pass
+
+
+async def json_body(
+    request: Request,
+    shape: type[T],
+    *,
+    max_bytes: int = SMALL_JSON_BYTES,
+    on_bytes: Callable[[int], None] = _ignore,
+) -> T:
+    """Decode the body; raises BadRequest with the field's name, or MessageTooLarge."""
+    return _decoded(await read_limited(request, max_bytes=max_bytes, on_bytes=on_bytes), shape)
 
 
 async def read_limited(

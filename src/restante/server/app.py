@@ -13,7 +13,7 @@ from restante.delivery import web as uploads
 from restante.delivery.blobs import Blobs
 from restante.delivery.receive import Receiver
 from restante.errors import RestanteError
-from restante.feed import events, messages, web as feed
+from restante.feed import events, messages, notifications, web as feed
 from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
@@ -42,6 +42,7 @@ ROUTES: list[BaseRoute] = [
     *workspaces.ROUTES,
     *uploads.ROUTES,
     *messages.ROUTES,
+    *notifications.ROUTES,
     *feed.ROUTES,
     *events.ROUTES,
     *admin.ROUTES,

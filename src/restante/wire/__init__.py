@@ -19,10 +19,13 @@ from restante.wire.feed import (
     LOWEST_SEQ as LOWEST_SEQ,
     READ_SEQ as READ_SEQ,
     ActivityRow as ActivityRow,
+    Attachment as Attachment,
     Event as Event,
     FeedAck as FeedAck,
     FeedAcked as FeedAcked,
     Message as Message,
+    Notification as Notification,
+    Notified as Notified,
     Queued as Queued,
 )
 from restante.wire.retention import (

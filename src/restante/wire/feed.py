@@ -68,15 +68,37 @@ class FeedAcked(Struct, frozen=True):
 class Message(Struct, frozen=True):
     """A JSON-RPC 2.0 request; other fields are stored unchanged."""
 
+    params: Annotated[
+        Any, Meta(description="An object, in most methods; other fields stay.", examples=[_PARAMS])
+    ]
     method: Annotated[
         str,
         Meta(pattern=r"\S", description="What is asked for.", examples=["message/send"]),
-    ]
+    ] = "message/send"
     jsonrpc: Literal["2.0"] = "2.0"
     id: Annotated[Any, Meta(description="The sender's own; kept as it is.")] = None
-    params: Annotated[
-        Any, Meta(description="An object or an array; kept as it is.", examples=[_PARAMS])
-    ] = None
+
+
+class Attachment(Struct, frozen=True, omit_defaults=True, rename={"mime_type": "mimeType"}):
+    """A file that an agent refers to; other fields are dropped."""
+
+    uri: Annotated[str, Meta(min_length=1, examples=["platform-pending:<workspace>/<file>"])]
+    name: Annotated[str, Meta(min_length=1, description="For people.", examples=["plan.pdf"])]
+    mime_type: str | None = None
+    size: Annotated[int, Meta(ge=0)] | None = None
+
+
+class Notification(Struct, frozen=True):
+    """What an agent tells its user."""
+
+    message: Annotated[str, Meta(min_length=1, examples=["The report is done."])]
+    attachments: Annotated[list[Attachment], Meta(max_length=64)] | None = None
+
+
+class Notified(Struct, frozen=True):
+    """The notification is in the feed."""
+
+    status: Literal["sent"]
 
 
 class Queued(Struct, frozen=True):
