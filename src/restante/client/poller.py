@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
 
 WAIT_SECONDS = 30
-_NOTIFY = "notify"
 _MIN_POLL_SECONDS = 1
 _ALL_GONE = "The server rejects every position in its feed as gone."
 _MAX_CURSOR_LOSSES = 2
@@ -201,11 +200,6 @@ def _file_in(row: wire.ActivityRow) -> WaitingFile | None:
     return WaitingFile(FileId(sent.file_id), clean_name(sent.name), sent.mime_type, sent.size)
 
 
-def is_for_the_user(row: wire.ActivityRow) -> bool:
-    """Whether the workspace wrote it itself, for its user; another workspace cannot."""
-    return row.method == _NOTIFY and row.source_id is None
-
-
 @dataclass(slots=True)
 class Gaps:
     """How often, and by how many rows, reading did not simply continue after the cursor."""
@@ -234,7 +228,6 @@ class Inbox:
         self._cursor_losses = 0
         self._is_marked = True
         self._has_started = cursor is None
-        self._not_for_us: set[int] = set()  # seqs of the current page
         self.cursor = cursor
         self.gaps = Gaps()
 
@@ -277,14 +270,9 @@ class Inbox:
 
     def consumed(self, item: Item) -> None:
         """Mark an item as handled: the next page starts after it."""
-        self._pass(item.row)
-
-    def _pass(self, row: wire.ActivityRow) -> None:
-        """Move behind a row, and behind those on its page that are not for us."""
-        before = self.cursor.seq if self.cursor else row.seq - 1
-        passed = sum(before < seq < row.seq for seq in self._not_for_us)
-        self.gaps.missed += max(row.seq - before - passed - 1, 0)
-        self.cursor = Cursor(row.seq, ActivityId(row.id))
+        before = self.cursor.seq if self.cursor else item.seq - 1
+        self.gaps.missed += max(item.seq - before - 1, 0)
+        self.cursor = Cursor(item.seq, ActivityId(item.row.id))
         self._is_marked = False
 
     async def page(self, wait_seconds: float = 0) -> list[Item]:
@@ -309,15 +297,7 @@ class Inbox:
         self._cursor_losses = 0
         if self._until is None or not page.rows:
             self._until = page.latest_seq if page.rows else cursor.seq
-        return self._items(self._fresh(page, cursor))
-
-    def _items(self, rows: list[wire.ActivityRow]) -> list[Item]:
-        """What the rows bring; a page with nothing for us is passed at once."""
-        self._not_for_us = {row.seq for row in rows if is_for_the_user(row)}
-        items = [self._item(row) for row in rows if row.seq not in self._not_for_us]
-        if rows and not items:
-            self._pass(rows[-1])
-        return items
+        return [self._item(row) for row in self._fresh(page, cursor)]
 
     async def _read(self, cursor: Cursor, wait_seconds: float) -> FeedPage:
         """Read a page; an endless inbox retries in its own loop, so it makes one attempt here."""
