@@ -68,7 +68,7 @@ class Content:
     @property
     def file(self) -> IncomingFile:
         digest = hashlib.sha256(self.data).digest()
-        return IncomingFile(self.name, "text/plain", self.id, len(self.data), digest)
+        return IncomingFile(self.name, self.name, "text/plain", self.id, len(self.data), digest)
 
     @property
     def chunk(self) -> Chunk:

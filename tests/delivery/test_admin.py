@@ -125,6 +125,7 @@ async def test_everything_about_an_upload_is_shown(
         file_id=content.id,
         workspace_id=workspace_id,
         name="letter.txt",
+        display_name="letter.txt",
         mime_type="text/plain",
         size=10,
         sha256=content.file.sha256.hex(),

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from restante.delivery.rules import (
     CHUNK_BYTES,
+    MAX_REQUEST_BYTES,
     Chunk,
     IncomingFile,
     Pace,
@@ -18,8 +19,10 @@ from restante.delivery.rules import (
     bucket_of,
     clean_mimetype,
     clean_name,
+    display_name,
     fingerprint,
     quota_too_small,
+    seconds_allowed,
     server_full,
     server_stored_full,
     time_allowed,
@@ -109,6 +112,77 @@ def test_names_by_example(name: str, clean: str):
     assert clean_name(name) == clean
 
 
+# Names for people
+
+NOT_SHOWN = "\x00\x1f\x7f\x9f\u200b\u2028\u202e\u2066\ufeff\U000e0041"
+names = st.text(max_size=400) | st.text(
+    "ab./\\ \u0301\u200d\U0001f469\U0001f3fd" + NOT_SHOWN, max_size=600
+)
+
+
+@given(names)
+@example("x" * 300 + "." + "e" * 15)
+@example("a" + "\u0301" * 300)
+def test_a_name_for_people_is_short_visible_and_final(raw: str):
+    shown = display_name(raw)
+
+    assert 1 <= len(shown) <= 255
+    assert shown not in {".", ".."}
+    assert not set(shown) & set("/\\" + NOT_SHOWN)
+    assert shown == shown.strip()
+    assert display_name(shown) == shown
+    shown.encode()  # no surrogates
+
+
+@given(st.text(st.characters(categories=["L", "N", "S", "P"]), min_size=1, max_size=255))
+def test_what_people_write_stays(name: str):
+    name = name.replace("/", "-").replace("\\", "-")
+
+    assert display_name(name) == (clean_name(name) if name in {".", ".."} else name)
+    assert display_name(f"C:\\some\\folder\\{name}") == display_name(f"/some/{name}")
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("my report (final).pdf", "my report (final).pdf"),
+        ("C:\\dir\\a.txt", "a.txt"),
+        ("../../etc/passwd", "passwd"),
+        ("  spaced out .txt \t", "spaced out .txt"),
+        ("e\u0301te\u0301.txt", "e\u0301te\u0301.txt"),  # not normalised
+        ("invoice\u202egnp.exe", "invoicegnp.exe"),
+        ("\U0001f469\U0001f3fd\u200d\U0001f4bb.txt", "\U0001f469\U0001f3fd\u200d\U0001f4bb.txt"),
+        ("\u05e9\u05dc\u05d5\u05dd\u200f (1).txt", "\u05e9\u05dc\u05d5\u05dd\u200f (1).txt"),
+        ("hidden\U000e0073\U000e0065.txt", "hidden.txt"),
+        ("a\r\nb\0c", "abc"),
+        ("a/", "file"),
+        ("..", "file"),
+        ("\u202e", "_"),
+        ("x" * 300 + ".jpeg", "x" * 250 + ".jpeg"),
+        ("x" * 300 + "." + "e" * 16, "x" * 255),
+        ("x" * 250 + "e\u0301" + "y" * 10 + ".txt", "x" * 250 + ".txt"),
+        (
+            "x" * 248 + "\U0001f469\u200d\U0001f4bb" + "y" * 9,
+            "x" * 248 + "\U0001f469\u200d\U0001f4bb" + "y" * 4,
+        ),
+        ("x" * 253 + "\U0001f469\u200d\U0001f4bb" + "y" * 9, "x" * 253),
+    ],
+)
+def test_names_for_people_by_example(raw: str, shown: str):
+    assert display_name(raw) == shown
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**40))
+def test_a_body_has_the_time_of_its_size_if_it_keeps_the_pace(arrived: int, declared: int):
+    pace = Pace(30, 1000)
+    allowed = seconds_allowed(arrived, declared, pace)
+
+    assert allowed <= time_allowed(declared, pace).total_seconds()
+    assert allowed >= time_allowed(min(arrived, declared), pace).total_seconds()
+    if declared <= MAX_REQUEST_BYTES:
+        assert allowed == time_allowed(declared, pace).total_seconds()
+
+
 @given(anything | st.text("ab/;! \t\0é", max_size=30))
 def test_a_clean_type_is_empty_or_a_bare_type(given_type: str):
     clean = clean_mimetype(given_type)
@@ -147,7 +221,7 @@ def test_bytes_are_stored_under_the_second_in_which_they_arrive(one: datetime, o
 @example([2 * CHUNK_BYTES, 1])
 def test_a_file_is_cut_into_full_chunks_and_a_last_one(sizes: list[int]):
     """In order, without a gap, and with the hash of the whole."""
-    file, chunks = IncomingFile("a.bin", ""), list[Chunk]()
+    file, chunks = IncomingFile("a.bin", "a.bin", ""), list[Chunk]()
     pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
 
     for piece in pieces:
@@ -169,7 +243,7 @@ def test_a_file_is_cut_into_full_chunks_and_a_last_one(sizes: list[int]):
 def file_of(
     name: str = "a", mimetype: str = "", size: int = 1, sha256: bytes = bytes(32)
 ) -> IncomingFile:
-    return IncomingFile(name, mimetype, size=size, sha256=sha256)
+    return IncomingFile(name, name, mimetype, size=size, sha256=sha256)
 
 
 files = st.builds(

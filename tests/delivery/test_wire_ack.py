@@ -7,7 +7,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from callers import Caller, Part, ask, bearer, registered, waits_for_a_lock
+from callers import ADMIN, Caller, Part, ask, bearer, registered, waits_for_a_lock
+from sites import SiteFactory
 from waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -123,6 +124,86 @@ async def test_fetch_and_acknowledgement_need_the_token_of_the_workspace(
     assert tuple(row) == (None, None)
 
 
+async def test_the_admin_fetches_and_acknowledges_as_the_workspace_does(
+    caller: Caller, connection: Any, file_id: str
+):
+    """A canvas shows a file before the workspace has it."""
+    path = f"{caller.path}/pending-uploads/{file_id}"
+
+    fetched = await ask(caller.site, "GET", f"{path}/content", headers=ADMIN)
+    ranged = await ask(
+        caller.site, "GET", f"{path}/content", headers={**ADMIN, "Range": "bytes=5-"}
+    )
+    acked = await ask(caller.site, "POST", f"{path}/ack", headers=ADMIN)
+    again = await ask(caller.site, "GET", f"{path}/content", headers=ADMIN)
+
+    assert (fetched.status, fetched.body) == (200, b"some content")
+    assert (ranged.status, ranged.body) == (206, b"content")
+    assert (acked.status, acked.json) == (200, {"acked": True})
+    assert (again.status, again.json["code"]) == (404, "upload_gone")
+    assert await connection.fetchval("select acked_at is not null from uploads")
+
+
+async def test_only_the_admin_learns_that_a_workspace_is_unknown(caller: Caller, file_id: str):
+    for method, end in (("GET", "content"), ("POST", "ack")):
+        path = f"/workspaces/{uuid4()}/pending-uploads/{file_id}/{end}"
+        admins = await ask(caller.site, method, path, headers=ADMIN)
+        others = await ask(caller.site, method, path, headers=bearer(caller.token))
+
+        assert (admins.status, admins.json["code"]) == (404, "workspace_unknown")
+        assert (others.status, others.json["code"]) == (401, "not_authenticated")
+
+
+async def test_the_admin_gets_the_same_404_for_the_file_of_another_workspace(caller: Caller):
+    other = await registered(caller.site)
+    (theirs,) = await other.staged()
+
+    for file_id in (theirs, str(uuid4())):
+        for method, end in (("GET", "content"), ("POST", "ack")):
+            path = f"{caller.path}/pending-uploads/{file_id}/{end}"
+            answer = await ask(caller.site, method, path, headers=ADMIN)
+            assert (answer.status, answer.json["code"]) == (404, "upload_gone")
+
+
+# Acknowledged files that are served until they are swept
+
+
+async def test_a_server_can_be_set_to_serve_acknowledged_files(
+    run_site: SiteFactory, connection: Any
+):
+    """Some workspaces fetch again after a crash between the acknowledgement and the use."""
+    async with run_site(serve_acked=True, ack_retention_seconds=60) as site:
+        caller = await registered(site)
+        (file_id,) = await caller.staged(Part(b"some content"))
+        await caller.ack(file_id)
+        await connection.execute(
+            "update uploads set acked_at = now() - interval '1 hour', expires_at = now()"
+        )
+
+        whole, part = await caller.fetch(file_id), await caller.fetch(file_id, Range="bytes=5-")
+        listed = (await caller.waiting()).json
+        again = await caller.ack(file_id)
+        await ask(site, "POST", "/admin/retention/sweep", headers=ADMIN)
+        swept = await caller.fetch(file_id)
+
+    assert (whole.status, whole.body) == (200, b"some content")
+    assert (part.status, part.body) == (206, b"content")
+    assert listed == {"uploads": []}
+    assert again.json == {"acked": True}
+    assert (swept.status, swept.json["code"]) == (404, "upload_gone")
+
+
+async def test_expired_files_are_never_served(run_site: SiteFactory, connection: Any):
+    async with run_site(serve_acked=True) as site:
+        caller = await registered(site)
+        (file_id,) = await caller.staged()
+        await connection.execute("update uploads set expires_at = now()")
+
+        answer = await caller.fetch(file_id)
+
+    assert (answer.status, answer.json["code"]) == (404, "upload_gone")
+
+
 # The list of unacknowledged files
 
 
@@ -149,6 +230,7 @@ async def test_unacknowledged_files_are_listed_oldest_first(caller: Caller):
         "created_at": one["created_at"],
         "fetched_at": None,
         "expires_at": one["expires_at"],
+        "display_name": "one",
     }
 
 

@@ -48,7 +48,7 @@ async def test_the_content_comes_with_exactly_these_headers(caller: Caller, file
         "content-type": "image/png",
         "content-length": str(len(CONTENT)),
         "content-disposition": (
-            "attachment; filename=\"my_report.bin\"; filename*=UTF-8''my_report.bin"
+            "attachment; filename=\"my_report.bin\"; filename*=UTF-8''my%20report.bin"
         ),
         "etag": TAG,
         "repr-digest": f"sha-256=:{digest}:",
@@ -75,18 +75,18 @@ def test_no_name_can_break_out_of_its_header():
         "naïve ☃.txt",
         "\ud800",
     ):
-        header = disposition(name)
-        printable = "".join(character for character in name if character.isprintable())
+        header = disposition(name, name)
+        replaced = name.encode("utf-8", "replace")
 
         assert header.isascii()
         assert header.isprintable()
-        assert header.endswith(f"; filename*=UTF-8''{quote(printable, safe='')}")
+        assert header.endswith(f"; filename*=UTF-8''{quote(replaced, safe='')}")
         quoted = header.removeprefix('attachment; filename="').partition("; filename*=")[0]
         inner = quoted.removesuffix('"').replace("\\\\", "").replace('\\"', "")
         assert '"' not in inner
         assert "\\" not in inner
-    assert disposition('a"b\\c') == (
-        'attachment; filename="a\\"b\\\\c"; filename*=UTF-8\'\'a%22b%5Cc'
+    assert disposition('a"b\\c', 'A "b"') == (
+        'attachment; filename="a\\"b\\\\c"; filename*=UTF-8\'\'A%20%22b%22'
     )
 
 

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import pytest
@@ -42,7 +43,7 @@ async def test_accepted_files_are_listed_in_the_order_of_their_parts(caller: Cal
         (part.name, len(part.content)) for part in parts
     ]
     for file, part in zip(files, parts, strict=True):
-        assert set(file) == {"uri", "name", "mimeType", "size"}
+        assert set(file) == {"uri", "name", "display_name", "mimeType", "size"}
         scheme, _, rest = file["uri"].partition(":")
         workspace_id, _, file_id = rest.partition("/")
         assert (scheme, workspace_id, str(UUID(file_id))) == (
@@ -85,11 +86,11 @@ async def test_names_are_cleaned_by_the_rule(caller: Caller):
         "../../etc/passwd": "passwd",
         "/abs/path/x.txt": "x.txt",
         "a/b/": "file",
-        "": "file",
         ".": "file",
         "..": "file",
         "...": "...",
         "a\\b.txt": "a_b.txt",
+        "C:\\dir\\a.txt": "C__dir_a.txt",
         "na\u00efve \u202eexe.txt": "na_ve__exe.txt",
         "tab\there": "tab_here",
         long_stem: "s" * 97 + ".gz",
@@ -108,6 +109,85 @@ async def test_names_are_cleaned_by_the_rule(caller: Caller):
     assert [row["summary"] for row in reversed(rows)] == [
         f"chat_upload_receive: {name}" for name in cleaned
     ]
+
+
+async def test_the_name_for_people_is_everywhere_beside_the_name(caller: Caller, connection: Any):
+    shown = "Übersicht «2030» 👩‍💻.pdf"
+    file_id, plain = await caller.staged(Part(name=f"C:\\dir\\{shown}"), Part(name="plain.txt"))
+
+    rows = await caller.feed()
+    listed = (await caller.waiting()).json["uploads"]
+    fetched = await caller.fetch(file_id)
+    stored = "select display_name from uploads where file_id = $1"
+
+    assert [row["request_body"]["display_name"] for row in rows] == ["plain.txt", shown]
+    names = {upload["file_id"]: upload["display_name"] for upload in listed}
+    assert names == {file_id: shown, plain: "plain.txt"}
+    assert fetched.headers["Content-Disposition"] == (
+        'attachment; filename="C__dir__bersicht__2030_____.pdf"; '
+        f"filename*=UTF-8''{quote(shown, safe='')}"
+    )
+    assert await connection.fetchval(stored, file_id) == shown
+    assert await connection.fetchval(stored, plain) is None
+
+
+async def test_a_repeated_request_gets_the_name_for_people_again(caller: Caller):
+    first = await caller.upload(Part(name="a b.txt"), Idempotency_Key="a key")
+    second = await caller.upload(Part(name="a b.txt"), Idempotency_Key="a key")
+
+    assert first.json["files"][0]["display_name"] == "a b.txt"
+    assert second.json == first.json
+
+
+async def test_an_answer_of_the_previous_release_is_repeated_as_it_was(
+    caller: Caller, connection: Any
+):
+    """It has no name for people."""
+    first = await caller.upload(Part(), Idempotency_Key="a key")
+    await connection.execute(
+        "update answers set answer = replace(answer::text, ',\"display_name\":\"a.txt\"', '')::json"
+    )
+
+    again = await caller.upload(Part(), Idempotency_Key="a key")
+
+    (file,) = first.json["files"]
+    assert again.json == {"files": [{k: v for k, v in file.items() if k != "display_name"}]}
+
+
+async def test_a_reopened_file_is_announced_with_its_name_for_people(caller: Caller):
+    (file_id,) = await caller.staged(Part(name="a b.txt"))
+    await caller.ack(file_id)
+
+    assert (await caller.ask("POST", f"/pending-uploads/{file_id}/reopen")).status == 200
+
+    first, second = await caller.feed()
+    assert first["request_body"] == second["request_body"]
+
+
+async def test_a_workspace_that_names_itself_is_the_source_of_its_files(caller: Caller):
+    """So that its own poller can tell what it has sent to its user."""
+    for spelling in (caller.id, caller.id.upper()):
+        assert (await caller.upload(Part(), X_Workspace_ID=spelling)).status == 200
+    await caller.staged()
+    await ask(
+        caller.site,
+        "POST",
+        f"{caller.path}/chat/uploads",
+        data=form(Part()),
+        headers={**ADMIN, "Content-Type": FORM, "X-Workspace-ID": caller.id},
+    )
+
+    sources = [row["source_id"] for row in await caller.feed()]
+    assert sources == [None, None, caller.id, caller.id]
+
+
+async def test_a_workspace_that_names_another_is_refused(caller: Caller, connection: Any):
+    other = await registered(caller.site)
+
+    for claimed in (other.id, str(uuid4()), "x", ""):
+        answer = await caller.upload(Part(), X_Workspace_ID=claimed)
+        assert (answer.status, answer.json["code"]) == (401, "not_authenticated")
+    await assert_nothing_stored(connection)
 
 
 async def test_types_are_cleaned_by_the_rule(caller: Caller):

@@ -3,19 +3,23 @@
 from typing import Any
 
 import pytest
+import structlog
 from callers import (
     FORM,
     Answer,
     Caller,
     Part,
+    ask,
     everything,
     form,
     pattern,
+    registered,
     upload_head,
     wire_to,
 )
+from sites import SiteFactory
 
-from restante.delivery.rules import MAX_FILE_BYTES, MAX_REQUEST_BYTES
+from restante.delivery.rules import MAX_FILE_BYTES, MAX_FORM_BYTES, MAX_REQUEST_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -79,6 +83,73 @@ async def test_a_request_with_a_too_large_content_length_is_refused_before_it_is
 
     refusal = await assert_refused(connection, answer, 413, "request_too_large")
     assert refusal["max"] == MAX_REQUEST_BYTES
+
+
+async def test_the_limits_are_public(caller: Caller):
+    answer = await ask(caller.site, "GET", "/uploads/limits")
+
+    assert (answer.status, answer.json) == (
+        200,
+        {
+            "per_file_bytes": 26_214_400,
+            "per_request_bytes": 52_428_800,
+            "max_attachments_per_message": 64,
+        },
+    )
+
+
+async def test_the_operator_sets_the_limits(run_site: SiteFactory, connection: Any):
+    async with run_site(max_file_bytes=1000, max_request_bytes=1500) as site:
+        caller = await registered(site)
+        limits = (await ask(site, "GET", "/uploads/limits")).json
+        file = await caller.upload(Part(bytes(1001), name="too large"))
+        request = await caller.upload(Part(bytes(1000)), Part(bytes(501)))
+        declared = await caller.upload(Part(bytes(1500 + MAX_FORM_BYTES)))
+
+        await assert_refused(connection, file, 413, "file_too_large")
+        assert (file.json["filename"], file.json["size"]) == ("too_large", 1001)
+        assert file.json["max"] == limits["per_file_bytes"] == 1000
+        for answer in (request, declared):
+            await assert_refused(connection, answer, 413, "request_too_large")
+            assert answer.json["max"] == limits["per_request_bytes"] == 1500
+        await caller.staged(Part(bytes(1000)), Part(bytes(500)))
+
+
+async def test_larger_files_than_by_default_are_accepted(run_site: SiteFactory):
+    content = pattern(MAX_FILE_BYTES + 1)
+    async with run_site(max_file_bytes=2 * MAX_FILE_BYTES) as site:
+        caller = await registered(site)
+        (file_id,) = await caller.staged(Part(content))
+
+        assert (await caller.fetch(file_id)).body == content
+
+
+async def test_a_quota_below_the_limit_is_what_holds_and_is_logged(run_site: SiteFactory):
+    with structlog.testing.capture_logs() as logged:
+        async with run_site(workspace_max_bytes=2000, server_max_bytes=1000) as site:
+            limits = (await ask(site, "GET", "/uploads/limits")).json
+
+    assert (limits["per_file_bytes"], limits["per_request_bytes"]) == (1000, 1000)
+    reasons = [line["reason"] for line in logged if line["event"] == "file_limit_above_quota"]
+    assert reasons == [
+        f"A file of RESTANTE_MAX_FILE_BYTES never fits: {name} is smaller."
+        for name in ("RESTANTE_WORKSPACE_MAX_BYTES", "RESTANTE_SERVER_MAX_BYTES")
+    ]
+
+
+async def test_a_large_body_that_does_not_keep_the_pace_is_cut_off(
+    run_site: SiteFactory, connection: Any
+):
+    """Whatever it declares: the time for 50 MiB more than have arrived is all that it has."""
+    pace = {"upload_grace_seconds": 0.2, "upload_min_bytes_per_second": MAX_REQUEST_BYTES * 5}
+    async with run_site(max_file_bytes=2**30, max_request_bytes=2**30, **pace) as site:
+        caller = await registered(site)
+        async with wire_to(site) as wire:
+            await wire.send(upload_head(caller, 2**30) + form(Part(b"x"), closed=False))
+            answer = await wire.answer()
+
+    refusal = await assert_refused(connection, answer, 408, "upload_too_slow")
+    assert "0 s" in refusal["error"]
 
 
 async def test_64_files_are_accepted_and_65_are_not(caller: Caller, connection: Any):

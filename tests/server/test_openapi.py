@@ -21,15 +21,17 @@ import restante
 from restante import wire
 from restante.http import problems
 from restante.http.operations import operation, operation_of
-from restante.server import openapi
+from restante.server import openapi, wiring
 from restante.server.app import ROUTES
 from restante.server.docs.page import rendered
+from restante.settings import Settings
 
 TAG = "tests"  # of the handlers in this file
 HTTP_ROUTES = [route for route in ROUTES if isinstance(route, Route)]
 WEBSOCKET_ROUTES = [route for route in ROUTES if isinstance(route, WebSocketRoute)]
 GUIDE = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
-DOCUMENT = openapi.document(ROUTES)
+LIMITS = wiring.upload_limits(Settings())
+DOCUMENT = openapi.document(ROUTES, LIMITS)
 OPERATIONS = {
     one["operationId"]: one for methods in DOCUMENT["paths"].values() for one in methods.values()
 }
@@ -50,6 +52,7 @@ OPERATION_IDS = {
     ("GET", "/ready"): "health_ready",
     ("POST", "/registry/heartbeat"): "workspaces_heartbeat",
     ("POST", "/registry/register"): "workspaces_register",
+    ("GET", "/uploads/limits"): "uploads_limits",
     ("DELETE", "/workspaces/{workspace_id}"): "workspaces_remove",
     ("PATCH", "/workspaces/{workspace_id}"): "workspaces_change",
     ("POST", "/workspaces/{workspace_id}/a2a"): "messages_send",
@@ -88,7 +91,7 @@ def test_a_route_without_a_description_is_an_error():
         return Response()
 
     with pytest.raises(LookupError, match="/forgotten has no @operation"):
-        openapi.document([*ROUTES, Route("/forgotten", forgotten)])
+        openapi.document([*ROUTES, Route("/forgotten", forgotten)], LIMITS)
 
 
 def test_the_document_is_valid_openapi():
@@ -154,7 +157,7 @@ def test_operation_ids_and_tags_stay_what_generated_clients_use():
         ("workspaces_show", [{"admin": []}]),
         ("feed_read", [{"workspace": []}, {"admin": []}]),
         ("messages_send", [{"sender": []}, {"admin": []}]),
-        ("uploads_content", [{"workspace": []}]),
+        ("uploads_content", [{"workspace": []}, {"admin": []}]),
     ],
 )
 def test_an_operation_names_the_tokens_that_it_accepts(name: str, tokens: list[dict[str, Any]]):
@@ -223,12 +226,21 @@ def test_a_bare_status_stands_for_every_error_that_has_it():
     async def attempt(_request: Request) -> Response:
         return Response()
 
-    found = openapi.document([Route("/attempt", attempt)])
+    found = openapi.document([Route("/attempt", attempt)], LIMITS)
 
     refused = found["paths"]["/attempt"]["get"]["responses"]["422"]
     assert set(refused["x-codes"]) == {
         error.code for error, status in problems.STATUS.items() if status == 422
     }
+
+
+def test_the_limits_of_the_server_are_named():
+    document = openapi.document(ROUTES, wire.UploadLimits(2_000_001, 3_000_002, 64))
+
+    path = document["paths"]["/workspaces/{workspace_id}/chat/uploads"]
+    description = path["post"]["description"]
+    assert "2000001 bytes" in description
+    assert "3000002 bytes in 64 files" in description
 
 
 @pytest.mark.anyio

@@ -193,7 +193,7 @@ def _row(upload: wire.UploadView) -> Sequence[str]:
         shown_bytes(upload.size),
         f"{upload.created_at:%Y-%m-%d %H:%M}",
         _end(upload),
-        printable(upload.name),
+        printable(upload.display_name),
     )
 
 
@@ -224,6 +224,7 @@ def _print_details(upload: wire.UploadView) -> None:
         ("file id", str(upload.file_id)),
         ("workspace", str(upload.workspace_id)),
         ("name", printable(upload.name)),
+        ("display name", printable(upload.display_name)),
         ("type", printable(upload.mime_type)),
         ("size", f"{upload.size} bytes"),
         ("sha256", upload.sha256),

@@ -26,12 +26,13 @@ def entity_tag(upload: Upload) -> str:
     return f'"{upload.sha256.hex()}"'
 
 
-def disposition(name: str) -> str:
+def disposition(name: str, display_name: str) -> str:
     """The Content-Disposition of an attachment; no name can break the header."""
     clean = "".join(character for character in name if character.isprintable())
     escaped = clean.replace("\\", "\\\\").replace('"', '\\"')
     fallback = escaped.encode("ascii", "replace").decode()
-    return f"attachment; filename=\"{fallback}\"; filename*=UTF-8''{quote(clean, safe='')}"
+    shown = quote(display_name.encode("utf-8", "replace"), safe="")
+    return f"attachment; filename=\"{fallback}\"; filename*=UTF-8''{shown}"
 
 
 def file_headers(upload: Upload) -> dict[str, str]:
@@ -42,7 +43,7 @@ def file_headers(upload: Upload) -> dict[str, str]:
         "Repr-Digest": f"sha-256=:{digest}:",
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, no-cache",
-        "Content-Disposition": disposition(upload.name),
+        "Content-Disposition": disposition(upload.name, upload.display_name),
         "X-Content-Type-Options": "nosniff",
     }
 

@@ -19,17 +19,18 @@ log = structlog.get_logger()
 GONE = "There is no such file here, or no longer."
 
 
-async def get(
+async def get(  # noqa: PLR0913 - each argument is one fact, named by its caller
     db: Database,
     workspace_id: WorkspaceId,
     file_id: FileId,
     *,
+    or_acked: bool = False,
     wait_seconds: float | None = None,
     now: datetime,
 ) -> Upload:
     """The upload if this workspace can fetch it; raises UploadGone whatever the reason."""
     async with db.connection(wait_seconds=wait_seconds) as connection:
-        found = await store.get(connection, workspace_id, file_id, now=now)
+        found = await store.get(connection, workspace_id, file_id, or_acked=or_acked, now=now)
     if found is None:
         raise UploadGone(GONE)
     return found
@@ -42,8 +43,8 @@ async def read(  # noqa: PLR0913 - each argument is one fact, named by its calle
     The bytes from the first to the last, both included.
 
     If the bytes are moved to another bucket meanwhile, the upload is looked up again, as of `now`:
-    a download that has begun may end after the file has expired.  Raises UploadGone when the bytes
-    are gone; never ends early as if that were all.
+    a download that has begun may end after the file was acknowledged or has expired.  Raises
+    UploadGone when the bytes are gone; never ends early as if that were all.
     """
     position = first
     while position <= last:
@@ -54,7 +55,14 @@ async def read(  # noqa: PLR0913 - each argument is one fact, named by its calle
             position += len(piece)
         if position <= last:
             wait = BEGUN_WAIT_SECONDS if position > first else None
-            moved = await get(db, upload.workspace_id, upload.file_id, wait_seconds=wait, now=now)
+            moved = await get(
+                db,
+                upload.workspace_id,
+                upload.file_id,
+                or_acked=True,
+                wait_seconds=wait,
+                now=now,
+            )
             if moved.bucket == upload.bucket and position == before:
                 raise UploadGone(GONE)
             upload = moved

@@ -51,19 +51,21 @@ with target as materialized (
     delete from reservations using room where id = $6
 ), stored as (
     insert into uploads (workspace_id, file_id, bucket, name, mimetype, size, sha256,
-                         created_at, expires_at)
-    select $1, file.id, target.bucket, file.name, file.mimetype, file.size, file.sha256, $12, $13
-      from room, target, unnest($14::uuid[], $15::text[], $16::text[], $17::bigint[], $18::bytea[])
-              as file (id, name, mimetype, size, sha256)
+                         created_at, expires_at, display_name)
+    select $1, file.id, target.bucket, file.name, file.mimetype, file.size, file.sha256, $12, $13,
+           file.display_name
+      from room, target, unnest($14::uuid[], $15::text[], $16::text[], $17::bigint[], $18::bytea[],
+                                $34::text[])
+              as file (id, name, mimetype, size, sha256, display_name)
 ), kept as (
     insert into chunks (bucket, workspace_id, file_id, seq, bytes)
     select target.bucket, $1, piece.file_id, piece.seq, piece.bytes
       from room, target, unnest($19::uuid[], $20::int[], $21::bytea[]) as piece (file_id, seq, bytes)
 ), announced as (
-    insert into feed (id, workspace_id, seq, activity_type, target_id, method, summary,
+    insert into feed (id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
                       request_body, status, created_at, bytes)
     -- The bodies are sent as text: an application's connection may have its own codec for json.
-    select line.id, $1, room.last_seq - $7 + line.number, $22, $1, $23, line.summary,
+    select line.id, $1, room.last_seq - $7 + line.number, $22, $35::uuid, $1, $23, line.summary,
            line.body::json, $24, $12, line.bytes
       from room, unnest($25::uuid[], $26::text[], $27::text[], $28::int[])
               with ordinality as line (id, summary, body, bytes, number)
@@ -87,15 +89,17 @@ select fingerprint, answer from answers
  where workspace_id = $1 and idempotency_key = $2 and expires_at > $3;
 
 -- name: get_upload
--- Absent, acknowledged, expired and another workspace's give the same answer.
+-- Absent, acknowledged, expired and another workspace's give the same answer.  $4: acknowledged ones
+-- are wanted too, for as long as they exist.
 select workspace_id, file_id, bucket, name, mimetype, size, sha256,
-       created_at, fetched_at, acked_at, expires_at
+       created_at, fetched_at, acked_at, expires_at, coalesce(display_name, name) as display_name
   from uploads
- where workspace_id = $1 and file_id = $2 and acked_at is null and expires_at > $3;
+ where workspace_id = $1 and file_id = $2
+   and case when acked_at is null then expires_at > $3 else $4::boolean end;
 
 -- name: unacked_uploads
 select file_id, name, mimetype as mime_type, size, encode(sha256, 'hex') as sha256,
-       created_at, fetched_at, expires_at
+       created_at, fetched_at, expires_at, coalesce(display_name, name) as display_name
   from uploads
  where workspace_id = $1 and acked_at is null and expires_at > $2
    and (created_at, file_id) > ($3, $4)
@@ -183,7 +187,7 @@ returning seq;
 
 -- name: get_acked
 select workspace_id, file_id, bucket, name, mimetype, size, sha256,
-       created_at, fetched_at, acked_at, expires_at
+       created_at, fetched_at, acked_at, expires_at, coalesce(display_name, name) as display_name
   from uploads
  where workspace_id = $1 and file_id = $2 and acked_at is not null;
 
@@ -208,7 +212,8 @@ select exists (select from expired) as is_first, acked_at, least(expires_at, $3)
 -- name: uploads_in_any_state
 -- For the operator, and rare: an index that begins with the file would cost every upload, and without
 -- one the million uploads that a server may hold are scanned in half a second.
-select workspace_id, file_id, bucket, name, mimetype as mime_type, size, encode(sha256, 'hex') as sha256,
+select workspace_id, file_id, bucket, name, coalesce(display_name, name) as display_name,
+       mimetype as mime_type, size, encode(sha256, 'hex') as sha256,
        created_at, fetched_at, acked_at, expires_at, state, acked_at + $8::interval as reopenable_until
   from (select *,
                case when acked_at is not null then 'acked'

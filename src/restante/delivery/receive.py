@@ -27,9 +27,7 @@ from restante.delivery.capacity import Claim, ServerRoom
 from restante.delivery.reservations import Reservations, Room
 from restante.delivery.rules import (
     CHUNK_BYTES,
-    MAX_FILE_BYTES,
     MAX_FILES_PER_REQUEST,
-    MAX_REQUEST_BYTES,
     Chunk,
     IncomingFile,
     ReceivePolicy,
@@ -90,6 +88,7 @@ class Receiver:
         declared_bytes: int | None,
         *,
         ttl: timedelta | None = None,
+        source_id: WorkspaceId | None = None,
         repeats_key: bool = False,
     ) -> "AsyncIterator[Incoming]":
         """
@@ -107,6 +106,7 @@ class Receiver:
             self,
             workspace_id,
             ttl=ttl or self.policy.ttl,
+            source_id=source_id,
             declared_bytes=declared_bytes,
             is_stored=not repeats_key,
             room=room,
@@ -183,6 +183,7 @@ class Incoming:
     _receiver: Receiver
     workspace_id: WorkspaceId
     ttl: timedelta
+    source_id: WorkspaceId | None  # the workspace that sends them; None: the canvas
     declared_bytes: int | None  # of the whole body, which is more than the files; None: not known
     is_stored: bool  # False: only hashed
     room: Room  # in the workspace's quota, reserved once chunks are written ahead
@@ -211,7 +212,7 @@ class Incoming:
         return [file.file_id for file in self.files]
 
     async def begin_file(self, name: str, mimetype: str, *, now: datetime) -> None:
-        """A new file begins; its name and type are cleaned here."""
+        """A new file begins; its names and type are cleaned here."""
         count = len(self.files) + 1
         if count > MAX_FILES_PER_REQUEST:
             raise TooManyFiles(
@@ -220,7 +221,9 @@ class Incoming:
             )
         if self.is_stored and count > self.claimed.files:
             await self._receiver.claim(self, Usage(self.claimed.bytes, count), now=now)
-        self.open_file = IncomingFile(rules.clean_name(name), rules.clean_mimetype(mimetype))
+        self.open_file = IncomingFile(
+            rules.clean_name(name), rules.display_name(name), rules.clean_mimetype(mimetype)
+        )
 
     async def write(self, piece: bytes, *, now: datetime) -> None:
         """More bytes of the open file; raises RequestTooLarge and the refusals of the quotas."""
@@ -228,13 +231,14 @@ class Incoming:
         assert file is not None  # noqa: S101 - the caller has begun one
         file.size += len(piece)
         self.total_bytes += len(piece)
-        if self.total_bytes > MAX_REQUEST_BYTES:
-            raise rules.request_too_large()
-        quota, files = self._receiver.policy.quota, len(self.files) + 1
+        policy = self._receiver.policy
+        if self.total_bytes > policy.max_request_bytes:
+            raise rules.request_too_large(policy.max_request_bytes)
+        quota, files = policy.quota, len(self.files) + 1
         if self.total_bytes > quota.max_bytes or files > quota.max_files:
             raise rules.quota_too_small(quota, bytes=self.total_bytes, files=files)
         # A file that is too large is counted to its end, so that the refusal can say its size.
-        if file.size <= MAX_FILE_BYTES:
+        if file.size <= policy.max_file_bytes:
             await self._claim(now=now)
             await self._add(file.add(piece), now=now)
 
@@ -244,12 +248,13 @@ class Incoming:
         assert file is not None  # noqa: S101 - the caller has begun one
         if file.size == 0:
             raise UploadMalformed(f"The file {file.name} is empty.", filename=file.name)
-        if file.size > MAX_FILE_BYTES:
+        allowed = self._receiver.policy.max_file_bytes
+        if file.size > allowed:
             raise FileTooLarge(
-                f"The file {file.name} has {file.size} bytes; {MAX_FILE_BYTES} are allowed.",
+                f"The file {file.name} has {file.size} bytes; {allowed} are allowed.",
                 filename=file.name,
                 size=file.size,
-                max=MAX_FILE_BYTES,
+                max=allowed,
             )
         await self._add(file.end(), now=now)
         self.files.append(file)
@@ -375,6 +380,7 @@ class Incoming:
             bucket=self.room.bucket,
             created_at=now,
             expires_at=now + self.ttl,
+            source_id=self.source_id,
             files=self.files,
             chunks=self._chunks,
             quota=self._receiver.policy.quota,
@@ -447,6 +453,7 @@ class Incoming:
                 file.name,
                 file.mimetype,
                 file.size,
+                file.display_name,
             )
             for file in self.files
         ]

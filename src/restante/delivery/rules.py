@@ -8,6 +8,7 @@ same function to what the server says before it touches its disk.
 import hashlib
 import math
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from restante.errors import BadRequest, QuotaTooSmall, RequestTooLarge, ServerFu
 from restante.ids import FileId, WorkspaceId
 
 MIB = 1024 * 1024
+# What holds unless the operator has set other limits.
 MAX_FILE_BYTES = 25 * MIB
 MAX_REQUEST_BYTES = 50 * MIB
 MAX_FILES_PER_REQUEST = 64
@@ -44,6 +46,19 @@ PENDING = "platform-pending:"
 _MAX_NAME = 100
 _MAX_EXTENSION = 16
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
+
+_MAX_DISPLAY_NAME = 255
+_FOLDERS = re.compile(r".*[/\\]", re.DOTALL)
+# Control characters, line separators, surrogates, and what is invisible or changes the order of the
+# text around it: a name must be what it looks like.  Joiners, and the marks between left-to-right
+# and right-to-left text, belong to the spelling of many languages and stay.
+_NOT_SHOWN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u180e\u200b\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
+)
+_JOINER = "\u200d"
+_SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+_MAX_CLUSTER = 32  # marks on one letter; more are cut apart
 _MAX_TYPE = 255  # twice the 127 characters of RFC 6838, and a slash
 _MIME_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~]+")
 UNKNOWN_TYPE = "application/octet-stream"
@@ -64,6 +79,7 @@ class Upload:
     fetched_at: datetime | None
     acked_at: datetime | None
     expires_at: datetime
+    display_name: str
 
 
 class Chunk(NamedTuple):
@@ -79,6 +95,7 @@ class IncomingFile:
     """A file that is being received: hashed, and cut into chunks."""
 
     name: str
+    display_name: str
     mimetype: str
     file_id: FileId = field(default_factory=lambda: FileId(uuid4()))
     size: int = 0
@@ -129,6 +146,36 @@ def _shortened(name: str) -> str:
     return name[: _MAX_NAME - len(suffix)] + suffix
 
 
+def display_name(raw: str) -> str:
+    """
+    The name of a file for people: the base name on any system, as it was written.
+
+    It is not normalised, because it must stay equal to what its sender has.
+    """
+    shown = _NOT_SHOWN.sub("", _FOLDERS.sub("", raw)).strip()
+    if len(shown) > _MAX_DISPLAY_NAME:
+        shown = _shortened_display(shown)
+    return clean_name(raw) if shown in {"", ".", ".."} else shown
+
+
+def _shortened_display(name: str) -> str:
+    stem, dot, extension = name.rpartition(".")
+    suffix = dot + extension if stem and len(extension) < _MAX_EXTENSION else ""
+    most = _MAX_DISPLAY_NAME - len(suffix)
+    end = most
+    while end > most - _MAX_CLUSTER and _is_inside_a_letter(name, end):
+        end -= 1
+    if _is_inside_a_letter(name, end):
+        end = most
+    return name[:end].rstrip() + suffix
+
+
+def _is_inside_a_letter(name: str, at: int) -> bool:
+    """Whether the character here combines with the one before."""
+    is_mark = unicodedata.category(name[at]).startswith("M") or name[at] in _SKIN_TONES
+    return is_mark or _JOINER in {name[at], name[at - 1]}
+
+
 def clean_mimetype(mimetype: str) -> str:
     """The type without parameters; a malformed or too long one becomes octet-stream."""
     bare = mimetype.partition(";")[0].strip()
@@ -156,6 +203,7 @@ def announcement(workspace_id: WorkspaceId, file: IncomingFile | Upload) -> str:
     body = {
         "file_id": str(file.file_id),
         "name": file.name,
+        "display_name": file.display_name,
         "mimeType": file.mimetype,
         "size": file.size,
         "uri": pending_uri(workspace_id, file.file_id),
@@ -183,6 +231,16 @@ class Pace(NamedTuple):
 def time_allowed(declared_bytes: int, pace: Pace) -> timedelta:
     """How long a body of this size may take to arrive."""
     return timedelta(seconds=pace.grace_seconds + declared_bytes / pace.min_bytes_per_second)
+
+
+def seconds_allowed(arrived: int, declared: int, pace: Pace) -> float:
+    """
+    How long a body may take of which so much has arrived.
+
+    A large one must keep the pace: its bucket stays for as long as it arrives, so who declares much
+    and sends little would keep the bytes of others for days.
+    """
+    return time_allowed(min(declared, arrived + MAX_REQUEST_BYTES), pace).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +290,9 @@ def is_too_large_for(quota: Quota, declared: int) -> bool:
     return declared - _USUAL_FORM_BYTES > quota.max_bytes
 
 
-def request_too_large() -> RequestTooLarge:
+def request_too_large(max_bytes: int) -> RequestTooLarge:
     """The refusal of a request whose files have too many bytes."""
-    return RequestTooLarge(
-        f"A request carries at most {MAX_REQUEST_BYTES} bytes of files.", max=MAX_REQUEST_BYTES
-    )
+    return RequestTooLarge(f"A request carries at most {max_bytes} bytes of files.", max=max_bytes)
 
 
 def quota_too_small(quota: Quota, *, bytes: int, files: int) -> QuotaTooSmall:  # noqa: A002
@@ -295,6 +351,13 @@ class ReceivePolicy:
     server_max_stored_bytes: int  # on disk, dead bytes too
     answers_kept: timedelta
     pace: Pace
+    max_file_bytes: int = MAX_FILE_BYTES
+    max_request_bytes: int = MAX_REQUEST_BYTES
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Of a request, with the form around its files."""
+        return self.max_request_bytes + MAX_FORM_BYTES
 
     def check_ttl(self, ttl: timedelta) -> None:
         """Raise BadRequest for a TTL outside of the operator's limits."""

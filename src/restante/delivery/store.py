@@ -50,6 +50,7 @@ class Batch:
     bucket: datetime | None = None  # None: the current one
     created_at: datetime
     expires_at: datetime
+    source_id: WorkspaceId | None = None  # the sender, in the feed rows; None: the canvas
     files: Sequence[IncomingFile]
     chunks: Sequence[Chunk]  # those that were not written ahead
     quota: Quota
@@ -120,7 +121,14 @@ async def publish(connection: Connection, batch: Batch) -> int | None:
         batch.limits.max_feed_bytes,
         batch.limits.max_written_bytes,
         batch.limits.max_kept_bytes,
+        [_other_name(file) for file in files],
+        batch.source_id,
     )
+
+
+def _other_name(file: IncomingFile) -> str | None:
+    """What is stored as the display name; most have none beside their name."""
+    return None if file.display_name == file.name else file.display_name
 
 
 def _announcement(workspace_id: WorkspaceId, file: IncomingFile | Upload) -> tuple[str, str, str]:
@@ -288,10 +296,15 @@ async def workspace_frees_at(connection: Connection, workspace_id: WorkspaceId) 
 
 
 async def get(
-    connection: Connection, workspace_id: WorkspaceId, file_id: FileId, *, now: datetime
+    connection: Connection,
+    workspace_id: WorkspaceId,
+    file_id: FileId,
+    *,
+    or_acked: bool = False,
+    now: datetime,
 ) -> Upload | None:
-    """The upload if it is this workspace's, unacknowledged and not expired."""
-    row = await connection.fetchrow(queries.get_upload, workspace_id, file_id, now)
+    """The upload if it is this workspace's, and waits; or was acknowledged, if that may be."""
+    row = await connection.fetchrow(queries.get_upload, workspace_id, file_id, now, or_acked)
     return Upload(**row) if row else None
 
 

@@ -1,6 +1,7 @@
 """Files are sent to a workspace, listed, fetched and acknowledged."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated
 from uuid import UUID
 
@@ -17,13 +18,7 @@ from restante.delivery.blobs import Blobs
 from restante.delivery.download import Download, entity_tag, file_headers
 from restante.delivery.ranges import matches_tag, wanted_range
 from restante.delivery.receive import Receiver
-from restante.delivery.rules import (
-    MAX_FILE_BYTES,
-    MAX_FILES_PER_REQUEST,
-    MAX_REQUEST_BYTES,
-    request_too_large,
-    time_allowed,
-)
+from restante.delivery.rules import request_too_large, seconds_allowed, time_allowed
 from restante.errors import (
     AddressRefused,
     BadRequest,
@@ -48,9 +43,10 @@ from restante.errors import (
     WorkspaceUnknown,
     WorkspaceUnreachable,
 )
+from restante.http.bodies import pieces
 from restante.http.operations import operation, query_of
 from restante.http.problems import json_response
-from restante.ids import FileId, as_uuid
+from restante.ids import FileId, WorkspaceId, as_uuid
 from restante.workspaces import auth, relay
 from restante.workspaces.rules import Workspace
 
@@ -77,6 +73,15 @@ def _file_id(request: Request) -> FileId:
     return FileId(found)
 
 
+@operation(
+    summary="What an upload can have on this server.",
+    caller="anyone",
+    answers={200: wire.UploadLimits},
+)
+async def limits(request: Request) -> Response:
+    return json_response(request.app.state.upload_limits)
+
+
 class UploadQuery(msgspec.Struct, frozen=True):
     """How long the files are kept for their workspace."""
 
@@ -92,8 +97,8 @@ class UploadQuery(msgspec.Struct, frozen=True):
     query=UploadQuery,
     files=True,
     details="All of the files are stored and announced, or none. "
-    f"A file may have {MAX_FILE_BYTES} bytes, a request {MAX_REQUEST_BYTES} bytes "
-    f"in {MAX_FILES_PER_REQUEST} files. In push mode the body is forwarded to the workspace as it "
+    "A file may have $per_file_bytes bytes, a request $per_request_bytes bytes in "
+    "$max_attachments_per_message files. In push mode the body is forwarded to the workspace as it "
     "arrives, and the workspace's answer is relayed with its status.",
     answers={200: wire.UploadAnswer},
     refusals=(
@@ -117,16 +122,21 @@ class UploadQuery(msgspec.Struct, frozen=True):
         ServerFull,
         DiskLow,
     ),
-    headers={wire.IDEMPOTENCY_KEY: "Makes a repeated request return the first answer."},
+    headers={
+        wire.IDEMPOTENCY_KEY: "Makes a repeated request return the first answer.",
+        wire.CALLER_ID: "With the workspace's own token and id: the files come from it, and the "
+        "rows of its feed say so in `source_id`.",
+    },
 )
 async def upload(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
+    source_id = auth.claimed_source(request, workspace)
     try:
         if workspace.delivery_mode == "push" and workspace.url:
             return _forward(request, workspace)
         if workspace.delivery_mode == "push" or not request.app.state.staging_enabled:
             raise WorkspaceHasNoCallback("workspace has no callback URL")
-        answer = await _receive(request, workspace)
+        answer = await _receive(request, workspace, source_id)
     except RestanteError as refusal:
         relay.log_refusal(workspace, refusal)
         raise
@@ -134,36 +144,41 @@ async def upload(request: Request) -> Response:
 
 
 def _forward(request: Request, workspace: Workspace) -> Response:
-    declared, pace = multipart.declared_length(request), _receiver(request).policy.pace
-    within = time_allowed(multipart.MAX_BODY_BYTES if declared is None else declared, pace)
+    policy = _receiver(request).policy
+    declared, pace = multipart.declared_length(request, policy), policy.pace
+    within = time_allowed(policy.max_body_bytes if declared is None else declared, pace)
     return relay.upload(
         request,
         workspace,
-        max_bytes=multipart.MAX_BODY_BYTES,
-        too_large=request_too_large(),
+        max_bytes=policy.max_body_bytes,
+        too_large=request_too_large(policy.max_request_bytes),
         within_seconds=within.total_seconds(),
         idle_seconds=pace.idle_seconds,
     )
 
 
-async def _receive(request: Request, workspace: Workspace) -> wire.UploadAnswer:
-    receiver, declared = _receiver(request), multipart.declared_length(request)
-    length = MAX_REQUEST_BYTES if declared is None else declared
+async def _receive(
+    request: Request, workspace: Workspace, source_id: WorkspaceId | None
+) -> wire.UploadAnswer:
+    receiver = _receiver(request)
+    policy, pace = receiver.policy, receiver.policy.pace
+    declared = multipart.declared_length(request, policy)
+    length = policy.max_request_bytes if declared is None else declared
     key, now = _idempotency_key(request), datetime.now(UTC)
     ttl = query_of(request, UploadQuery).ttl_seconds
     async with receiver.receive(
         workspace.id,
         declared,
         ttl=None if ttl is None else timedelta(seconds=ttl),
+        source_id=source_id,
         repeats_key=key is not None and await _is_remembered(request, workspace, key, now=now),
     ) as incoming:
-        pace = receiver.policy.pace
-        await multipart.receive_files(
+        body = pieces(
             request,
-            incoming,
-            within_seconds=time_allowed(length, pace).total_seconds(),
+            within_seconds=partial(seconds_allowed, declared=length, pace=pace),
             idle_seconds=pace.idle_seconds,
         )
+        await multipart.receive_files(request, body, incoming, policy)
         if not incoming.is_stored:
             return await incoming.repeated_answer(key, now=now)
         return await incoming.publish(now=datetime.now(UTC), key=key)
@@ -214,16 +229,18 @@ async def waiting(request: Request) -> Response:
 
 @operation(
     summary="Fetch a file; repeatable until it is acknowledged.",
-    caller="workspace",
+    caller="workspace or admin",
     details="The Content-Type is the file's own. A range that cannot be parsed, or several at "
-    "once, are answered with the whole file.",
+    "once, are answered with the whole file. A server can be set to serve acknowledged files too, "
+    "while it keeps them.",
     answers={200: "*/*", 206: "*/*", 304: None},
-    refusals=(BadRequest, NotAuthenticated, UploadGone, RangeNotSatisfiable),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, UploadGone, RangeNotSatisfiable),
     answer_headers={
         "ETag": "The SHA-256 of the whole file, as hex in quotes.",
         "Repr-Digest": "The SHA-256 of the whole file, as `sha-256=:<base64>:`.",
         "Accept-Ranges": "`bytes`.",
-        "Content-Disposition": "An attachment with the file's name.",
+        "Content-Disposition": "An attachment with the file's name, and as `filename*` the name "
+        "for people.",
     },
     headers={
         "Range": "One byte range, to resume after an interruption.",
@@ -233,8 +250,14 @@ async def waiting(request: Request) -> Response:
 )
 async def content(request: Request) -> Response:
     file_id = _file_id(request)
-    workspace = await auth.owner(request)
-    upload = await fetch.get(_db(request), workspace.id, file_id, now=datetime.now(UTC))
+    workspace = await auth.owner_or_admin(request)
+    upload = await fetch.get(
+        _db(request),
+        workspace.id,
+        file_id,
+        or_acked=request.app.state.serve_acked,
+        now=datetime.now(UTC),
+    )
     tag, headers = entity_tag(upload), request.headers
     if matches_tag(headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=file_headers(upload))
@@ -247,14 +270,15 @@ async def content(request: Request) -> Response:
 
 @operation(
     summary="Acknowledge a file: the workspace has it.",
-    caller="workspace",
-    details="Idempotent: the first acknowledgement counts. The content cannot be fetched any more.",
+    caller="workspace or admin",
+    details="Idempotent: the first acknowledgement counts. The content cannot be fetched any more, "
+    "unless the server is set to serve acknowledged files while it keeps them.",
     answers={200: wire.Acked},
-    refusals=(BadRequest, NotAuthenticated, UploadGone),
+    refusals=(BadRequest, NotAuthenticated, WorkspaceUnknown, UploadGone),
 )
 async def acknowledge(request: Request) -> Response:
     file_id = _file_id(request)
-    workspace = await auth.owner(request)
+    workspace = await auth.owner_or_admin(request)
     existed = await _receiver(request).disk.with_room(
         lambda: acknowledging.acknowledge(
             _db(request), workspace.id, file_id, now=datetime.now(UTC)
@@ -295,6 +319,7 @@ _WORKSPACE = "/workspaces/{workspace_id}"
 _FILE = _WORKSPACE + "/pending-uploads/{file_id}"
 
 ROUTES = [
+    Route("/uploads/limits", limits),
     Route(_WORKSPACE + "/chat/uploads", upload, methods=["POST"]),
     Route(_WORKSPACE + "/pending-uploads", waiting),
     Route(_FILE + "/content", content),

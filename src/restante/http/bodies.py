@@ -1,7 +1,7 @@
 """Reads the body of a request piece by piece, and does not wait for its sender for ever."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
 
@@ -10,13 +10,18 @@ from restante.http import turns
 
 
 async def pieces(
-    request: Request, *, within_seconds: float, idle_seconds: float
+    request: Request, *, within_seconds: Callable[[int], float], idle_seconds: float
 ) -> AsyncIterator[bytes]:
-    """The body as it arrives; raises UploadTooSlow if it stands still or takes too long."""
+    """
+    The body as it arrives; raises UploadTooSlow if it stands still or takes too long.
+
+    `within_seconds` is how long it may take in all, of how many bytes have arrived.
+    """
     loop, stream = asyncio.get_running_loop(), aiter(request.stream())
-    ends_at = loop.time() + within_seconds
+    began_at, arrived = loop.time(), 0
     while True:
-        seconds = min(ends_at - loop.time(), idle_seconds)
+        within = within_seconds(arrived)
+        seconds = min(began_at + within - loop.time(), idle_seconds)
         turns.pause()
         try:
             # Only the wait for the sender counts as idle, not what the caller does with a piece.
@@ -25,7 +30,8 @@ async def pieces(
         except StopAsyncIteration:
             return
         except TimeoutError as error:
-            raise _too_slow(seconds, within_seconds, idle_seconds) from error
+            raise _too_slow(seconds, within, idle_seconds) from error
+        arrived += len(piece)
         await turns.resume()
         yield piece
 

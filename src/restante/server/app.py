@@ -8,6 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
+from restante import wire
 from restante.database.pool import Database
 from restante.delivery import web as uploads
 from restante.delivery.blobs import Blobs
@@ -75,6 +76,8 @@ class Services:
     space: SpaceAccount
     ack_retention: timedelta
     staging_enabled: bool
+    serve_acked: bool
+    upload_limits: wire.UploadLimits
 
 
 def build(services: Services) -> Starlette:
@@ -89,12 +92,12 @@ def build(services: Services) -> Starlette:
     for field in fields(services):
         setattr(app.state, field.name, getattr(services, field.name))
     requests = services.metrics.requests
-    app.state.reference = _reference()
-    for (method, path), statuses in _reference().statuses.items():
+    app.state.reference = _reference(services.upload_limits)
+    for (method, path), statuses in app.state.reference.statuses.items():
         requests.expect(method, path, statuses)
     return app
 
 
 @cache
-def _reference() -> docs.Reference:
-    return docs.reference(ROUTES)
+def _reference(limits: wire.UploadLimits) -> docs.Reference:
+    return docs.reference(ROUTES, limits)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from string import Template
 from typing import Any
 
 import msgspec
@@ -101,13 +102,13 @@ def described(routes: Iterable[BaseRoute]) -> Iterator[Described]:
             )
 
 
-def document(routes: Sequence[BaseRoute]) -> Json:
-    """The whole document."""
+def document(routes: Sequence[BaseRoute], limits: wire.UploadLimits) -> Json:
+    """The whole document; descriptions name a limit as `$per_file_bytes`."""
     every = list(described(routes))
     types, components = _schemas(one.operation for one in every)
     paths: dict[str, Json] = {}
     for one in every:
-        paths.setdefault(one.path, {})[one.method] = _operation(one, types)
+        paths.setdefault(one.path, {})[one.method] = _operation(one, types, limits)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -163,7 +164,7 @@ def _any_json(kind: type) -> Json:
     raise NotImplementedError(kind)
 
 
-def _operation(one: Described, types: Mapping[Any, Json]) -> Json:
+def _operation(one: Described, types: Mapping[Any, Json], limits: wire.UploadLimits) -> Json:
     operation = one.operation
     found: Json = {
         "operationId": one.id,
@@ -178,7 +179,8 @@ def _operation(one: Described, types: Mapping[Any, Json]) -> Json:
         "security": _security(operation),
     }
     if operation.details:
-        found["description"] = operation.details
+        facts = msgspec.structs.asdict(limits)
+        found["description"] = Template(operation.details).substitute(facts)
     if operation.body:
         found["requestBody"] = {
             "required": True,

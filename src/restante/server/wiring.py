@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from starlette.applications import Starlette
 
+from restante import wire
 from restante.database import migrate
 from restante.database.listener import Listener
 from restante.database.pool import Database
@@ -20,7 +21,7 @@ from restante.database.rules import Phase
 from restante.delivery.admin import UploadAdmin
 from restante.delivery.blobs.postgres import PostgresBlobs
 from restante.delivery.receive import Receiver
-from restante.delivery.rules import Pace, Quota, ReceivePolicy
+from restante.delivery.rules import MAX_FILES_PER_REQUEST, Pace, Quota, ReceivePolicy
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
 from restante.errors import DatabaseFull
 from restante.feed.rules import WriteLimits
@@ -47,7 +48,7 @@ from restante.server.listener import HttpServer, address_of, is_loopback, listen
 from restante.server.loops import Loops
 from restante.server.metrics import Metrics
 from restante.server.stopping import StopOnSignal, stop_serving
-from restante.settings import Settings
+from restante.settings import Settings, variable
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.push import Push
@@ -110,6 +111,7 @@ def http_server(settings: Settings, web: Starlette, *, on_ready: Callable[[], No
 async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path | None]]:
     """Everything but the socket: database, migrations, loops, and the web application."""
     directory = data_directory(settings)
+    _warn_of_small_quotas(settings)
     async with AsyncExitStack() as stack:
         dsn = await stack.enter_async_context(_own_database(settings, directory))
         token, token_file = _admin_token(settings, directory)
@@ -298,7 +300,41 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         space=SpaceAccount(db, subjects, disk),
         ack_retention=_ack_retention(settings),
         staging_enabled=settings.staging,
+        serve_acked=settings.serve_acked,
+        upload_limits=upload_limits(settings),
     )
+
+
+def upload_limits(settings: Settings) -> wire.UploadLimits:
+    """What one file and one request can have: a quota may be smaller than the limit."""
+    room = min(_quotas(settings).values())
+    return wire.UploadLimits(
+        per_file_bytes=min(settings.max_file_bytes, room),
+        per_request_bytes=min(settings.max_request_bytes, room),
+        max_attachments_per_message=MAX_FILES_PER_REQUEST,
+    )
+
+
+def _quotas(settings: Settings) -> dict[str, int]:
+    """The quotas that a single file takes room in."""
+    return {
+        "workspace_max_bytes": settings.workspace_max_bytes,
+        "workspace_max_written_bytes": settings.workspace_max_written_bytes,
+        "server_max_bytes": settings.server_max_bytes,
+        "server_max_stored_bytes": _max_stored_bytes(settings),
+    }
+
+
+def _warn_of_small_quotas(settings: Settings) -> None:
+    for name, quota in _quotas(settings).items():
+        if quota < settings.max_file_bytes:
+            log.warning(
+                "file_limit_above_quota",
+                reason=f"A file of {variable('max_file_bytes')} never fits: "
+                f"{variable(name)} is smaller.",
+                limit=settings.max_file_bytes,
+                quota=quota,
+            )
 
 
 def receiver_of(settings: Settings, db: Database, wakeups: Wakeups, disk: Disk) -> Receiver:
@@ -316,6 +352,8 @@ def receiver_of(settings: Settings, db: Database, wakeups: Wakeups, disk: Disk) 
             settings.upload_min_bytes_per_second,
             settings.upload_idle_seconds,
         ),
+        max_file_bytes=settings.max_file_bytes,
+        max_request_bytes=settings.max_request_bytes,
     )
     limits = _write_limits(settings)
     return Receiver(db, PostgresBlobs(db), wakeups, policy, limits=limits, disk=disk)

@@ -51,6 +51,7 @@ from restante.wire.uploads import (
     PendingUploads as PendingUploads,
     StagedFile as StagedFile,
     UploadAnswer as UploadAnswer,
+    UploadLimits as UploadLimits,
     UploadPage as UploadPage,
     UploadState as UploadState,
     UploadView as UploadView,

@@ -20,12 +20,21 @@ class StagedFile(Struct, frozen=True, rename={"mime_type": "mimeType"}):
     name: str
     mime_type: str
     size: int
+    display_name: Annotated[str, Meta(description="The name for people.")] | UnsetType = UNSET
 
 
 class UploadAnswer(Struct, frozen=True):
     """The accepted files, in the order of the parts."""
 
     files: list[StagedFile]
+
+
+class UploadLimits(Struct, frozen=True):
+    """The most that an upload can have on this server."""
+
+    per_file_bytes: int
+    per_request_bytes: int
+    max_attachments_per_message: Annotated[int, Meta(description="Files in one request.")]
 
 
 class PendingUpload(Struct, frozen=True, rename={"mime_type": "mimeType"}):
@@ -40,6 +49,7 @@ class PendingUpload(Struct, frozen=True, rename={"mime_type": "mimeType"}):
     created_at: Moment
     fetched_at: Moment | None
     expires_at: Moment
+    display_name: Annotated[str, Meta(description="The name for people.")] | UnsetType = UNSET
 
 
 class PendingUploads(Struct, frozen=True):
@@ -64,6 +74,7 @@ class UploadView(
     file_id: UUID
     workspace_id: UUID
     name: str
+    display_name: str
     mime_type: str
     size: int
     sha256: str

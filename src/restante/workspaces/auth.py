@@ -169,6 +169,20 @@ async def owner_or_admin(request: HTTPConnection) -> Workspace:
     return found
 
 
+def claimed_source(request: HTTPConnection, caller: Workspace) -> WorkspaceId | None:
+    """
+    The workspace itself if it names itself as the source of what it sends; None for the canvas.
+
+    Raises NotAuthenticated for another id.  The operator acts for the canvas, whatever it names.
+    """
+    claimed = request.headers.get(wire.CALLER_ID)
+    if claimed is None or is_admin(request):
+        return None
+    if as_uuid(claimed) != caller.id:
+        raise NotAuthenticated(f"{wire.CALLER_ID}, if sent, must be the id of this workspace.")
+    return caller.id
+
+
 async def sender(request: HTTPConnection) -> UUID | None:
     """
     Who sends a message: any workspace with its own token, or the operator.

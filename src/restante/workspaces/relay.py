@@ -106,7 +106,9 @@ class _Body:
     async def _read(self) -> None:
         received, ends_at = 0, asyncio.get_running_loop().time() + self._within_seconds
         async for piece in pieces(
-            self._request, within_seconds=self._within_seconds, idle_seconds=self._idle_seconds
+            self._request,
+            within_seconds=lambda _: self._within_seconds,
+            idle_seconds=self._idle_seconds,
         ):
             received += len(piece)
             if received > self._max_bytes and self._too_large:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from restante import wire
 from restante.http.operations import operation
 from restante.server import openapi
 from restante.server.docs.page import Page, rendered
@@ -24,9 +25,9 @@ class Reference:
     statuses: dict[tuple[str, str], list[int]]  # of each method and path
 
 
-def reference(routes: Sequence[BaseRoute]) -> Reference:
+def reference(routes: Sequence[BaseRoute], limits: wire.UploadLimits) -> Reference:
     """Describe the routes; slow, so it is done once."""
-    document = openapi.document(routes)
+    document = openapi.document(routes, limits)
     statuses = {
         (method.upper(), path): [
             int(status) for status in operation["responses"] if status.isdigit()
