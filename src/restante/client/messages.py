@@ -73,8 +73,9 @@ def attached(file: Attachment) -> dict[str, Any]:
     """A file as a message refers to it."""
     if isinstance(file, Mapping):
         return dict(file)
+    name = file.display_name or file.name  # servers of before send no display name
     typed = {"mimeType": file.mime_type} if file.mime_type else {}
-    return {"uri": file.uri, "name": file.name, **typed, "size": file.size}
+    return {"uri": file.uri, "name": name, **typed, "size": file.size}
 
 
 def checked_text(text: str) -> str:

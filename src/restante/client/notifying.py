@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # For a request that was cut off while the server was still working on it.
-_LATE_SECONDS = 5
+_LATE_SECONDS = 2
 
 
 async def say(client: "AsyncClient", said: Said, since: Cursor | None) -> None:

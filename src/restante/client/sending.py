@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from restante.client import calls
 from restante.client.calls import Part
-from restante.delivery.rules import MAX_FILE_BYTES, clean_mimetype, clean_name
+from restante.delivery.rules import MAX_FILE_BYTES, clean_mimetype, display_name
 from restante.errors import FileTooLarge, FileUnreadable
 
 _PIECE_BYTES = 256 * 1024
@@ -117,7 +117,7 @@ async def _inlined(file: Outgoing) -> dict[str, Any]:
     content = b"".join([piece async for piece in file.pieces()])
     kind = clean_mimetype(file.part.mimetype)
     return {
-        "name": clean_name(file.part.name),
+        "name": display_name(file.part.name),
         **({"mimeType": kind} if kind else {}),
         "bytes": base64.b64encode(content).decode(),
     }
