@@ -164,7 +164,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, Meta(gt=0, le=3600, description="Longest pause in the middle of a JSON body.")
     ] = 10.0
     json_seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="Maximum time for a JSON body to arrive.")
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="Maximum time for a JSON body to arrive, beside its size at the speed of "
+            "the slowest upload.",
+        ),
     ] = 30.0
     upload_idle_seconds: Annotated[
         float, Meta(gt=0, le=3600, description="How long an upload may stand still.")
@@ -243,7 +249,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 6000
     message_bytes_per_minute: Annotated[
         int, Meta(ge=1_048_576, description="Bytes of messages per minute from one workspace.")
-    ] = 16_777_216
+    ] = 67_108_864
     log_format: Annotated[
         Literal["auto", "columns", "json"],
         Meta(description="Log as columns or JSON; auto: columns on a terminal, else JSON."),

@@ -147,7 +147,7 @@ async def test_a_workspace_has_a_few_places_for_large_answers_and_others_have_th
 
     with ExitStack() as held:
         for _ in range(_LARGE_ANSWERS):
-            held.enter_context(places.place(id_of(caller)))
+            held.enter_context(places.place(id_of(caller), MIB))
         refused = await caller.read_feed()
         empty = await caller.read_feed(since_seq=1)
         others = await other.read_feed()
@@ -155,15 +155,15 @@ async def test_a_workspace_has_a_few_places_for_large_answers_and_others_have_th
 
     assert (refused.status, refused.json["code"]) == (429, "too_many_at_once")
     assert [empty.status, others.status, afterwards.status] == [200, 200, 200]
-    assert not places._taken
+    await until(lambda: asyncio.sleep(0, not places._taken))
 
 
 def test_several_large_answers_of_a_workspace_share_a_rate_and_one_alone_has_none():
     places, workspace_id = Places(3), WorkspaceId(UUID(int=1))
 
-    with places.place(workspace_id):
+    with places.place(workspace_id, MIB):
         alone = places.pause_after(workspace_id, MIB)
-        with places.place(workspace_id):
+        with places.place(workspace_id, MIB):
             together = places.pause_after(workspace_id, MIB)
 
     assert alone == 0
@@ -175,7 +175,7 @@ async def test_a_watcher_waits_for_a_place_and_then_gets_every_row(caller: Calle
     feed = caller.site.state.feed
     with ExitStack() as held:
         for _ in range(_LARGE_ANSWERS):
-            held.enter_context(feed.large_events.place(id_of(caller)))
+            held.enter_context(feed.large_events.place(id_of(caller), MIB))
         async with watch(caller, way) as watcher:
             await append(caller, "large", b'"%b"' % (b"x" * (MIB // 4)))
             await append(caller, "small")
@@ -186,15 +186,38 @@ async def test_a_watcher_waits_for_a_place_and_then_gets_every_row(caller: Calle
     await until(lambda: asyncio.sleep(0, not feed.large_events._taken))
 
 
-def test_a_place_is_given_back_however_its_answer_ends():
-    places, workspace_id = Places(1), WorkspaceId(UUID(int=1))
-    with pytest.raises(ZeroDivisionError), places.place(workspace_id):
-        raise ZeroDivisionError
+def test_the_bytes_of_large_answers_are_bounded():
+    """A row may have 16 MiB; a workspace may always read one of them, unless all are too many."""
+    places, workspaces = Places(8), [WorkspaceId(UUID(int=number)) for number in range(9)]
+    first, *others = workspaces
 
-    with places.place(workspace_id), pytest.raises(TooManyAtOnce), places.place(workspace_id):
+    with ExitStack() as held:
+        held.enter_context(places.place(first, 16 * MIB))
+        held.enter_context(places.place(first, 16 * MIB))
+        with pytest.raises(TooManyAtOnce):
+            held.enter_context(places.place(first, MIB))
+        for one in others[:7]:
+            held.enter_context(places.place(one, 32 * MIB))
+        with pytest.raises(TooManyAtOnce):
+            held.enter_context(places.place(others[7], MIB))
+
+    with places.place(others[7], 40 * MIB):
         pass
 
-    with places.place(workspace_id):
+
+def test_a_place_is_given_back_however_its_answer_ends():
+    places, workspace_id = Places(1), WorkspaceId(UUID(int=1))
+    with pytest.raises(ZeroDivisionError), places.place(workspace_id, MIB):
+        raise ZeroDivisionError
+
+    with (
+        places.place(workspace_id, MIB),
+        pytest.raises(TooManyAtOnce),
+        places.place(workspace_id, MIB),
+    ):
+        pass
+
+    with places.place(workspace_id, MIB):
         pass
 
 

@@ -103,15 +103,16 @@ async def test_json_that_is_too_large_is_refused(caller: Caller, connections: An
     connection = await connections()
     before = await everything(connection)
     frame = b'{"method": "x", "params": [""]}'
-    for route in JSON_ROUTES:
-        body = frame.replace(b'""', b'"' + b"y" * (MIB + 1 - len(frame)) + b'"')
+    for route in (*JSON_ROUTES, "notify"):
+        most = 16 * MIB if route == "a2a" else MIB
+        body = frame.replace(b'""', b'"' + b"y" * (most + 1 - len(frame)) + b'"')
         answer = await send_json(caller, route, body)
         assert_refused(answer, 413)
-        assert answer.json["max"] <= MIB
+        assert answer.json["max"] <= most
     assert await everything(connection) == before
 
-    body = frame.replace(b'""', b'"' + b"y" * (MIB - len(frame)) + b'"')
-    assert len(body) == MIB
+    body = frame.replace(b'""', b'"' + b"y" * (16 * MIB - len(frame)) + b'"')
+    assert len(body) == 16_777_216
     assert (await send_json(caller, "a2a", body)).status == 200
 
 

@@ -1,6 +1,7 @@
 """The asyncio client: sends the requests that `calls` builds, and retries the repeatable ones."""
 
 import asyncio
+import io
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -362,7 +363,8 @@ class AsyncClient:
                 URL(self.url + call.path),
                 params=call.query,
                 headers=dict(call.headers) | _authorization(token),
-                data=body.pieces() if body else call.body,
+                # A large body is read in pieces: written at once, it would stop the event loop.
+                data=body.pieces() if body else call.body and io.BytesIO(call.body),
                 allow_redirects=False,
                 timeout=self._timeout(call),
             )

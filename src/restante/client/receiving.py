@@ -133,7 +133,10 @@ class Receiver:
             await self._receive_pending()
 
     async def _receive_page(self, inbox: Inbox, wait_seconds: float) -> int:
+        before = inbox.cursor
         items = await inbox.page(wait_seconds)
+        if inbox.cursor != before:  # it has passed rows that are not for us
+            self._save_cursor(inbox)
         self._observer.connected()
         self._report_gaps(inbox)
         for item in items:

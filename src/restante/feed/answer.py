@@ -50,7 +50,7 @@ class PageAnswer(Response):
             await self._check_again()
             await json_response(page.rows, headers=_headers(page))(scope, receive, send)
             return
-        with self._feed.large_answers.place(self._workspace_id):
+        with self._feed.large_answers.place(self._workspace_id, page.body_bytes):
             await self._check_again()
             self.headers.update(_headers(page))
             await while_connected(self._send(page.rows, send), disconnected(receive))
@@ -71,15 +71,17 @@ class PageAnswer(Response):
 
 
 def _pieces(rows: Sequence[wire.ActivityRow]) -> Iterator[bytes]:
-    """The array without its end."""
+    """The array without its end; a large row is cut, so that a slow reader buffers little of it."""
     piece = bytearray(b"[")
     for number, row in enumerate(rows):
         if number:
             piece += b","
-        piece += msgspec.json.encode(row)
-        if len(piece) > SMALL_ANSWER_BYTES:
-            yield bytes(piece)
-            piece.clear()
+        encoded = memoryview(msgspec.json.encode(row))
+        for start in range(0, len(encoded), SMALL_ANSWER_BYTES):
+            piece += encoded[start : start + SMALL_ANSWER_BYTES]
+            if len(piece) > SMALL_ANSWER_BYTES:
+                yield bytes(piece)
+                piece.clear()
     yield bytes(piece)
 
 

@@ -157,9 +157,11 @@ def _policy(connection: HTTPConnection) -> WatchPolicy:
     return connection.app.state.watch_policy
 
 
-async def _in_time(connection: HTTPConnection, sending: Awaitable[None]) -> None:
+async def _in_time(connection: HTTPConnection, sending: Awaitable[None], size: int = 0) -> None:
+    """Send something of this size; raises _TooSlow."""
+    policy = _policy(connection)
     try:
-        async with asyncio.timeout(_policy(connection).send_seconds):
+        async with asyncio.timeout(policy.send_seconds + size / policy.bytes_per_second):
             await sending
     except TimeoutError as error:
         raise _TooSlow from error
@@ -221,7 +223,7 @@ class EventStream(Response):
 
     async def _send_piece(self, send: Send, piece: bytes, *, more: bool = True) -> None:
         message = {"type": "http.response.body", "body": piece, "more_body": more}
-        await _in_time(self._caller, send(message))
+        await _in_time(self._caller, send(message), len(piece))
 
 
 def _block(row: wire.ActivityRow) -> bytes:
@@ -308,7 +310,8 @@ def _offered_token(websocket: WebSocket) -> str | None:
 async def _send_messages(websocket: WebSocket, watch: Watch) -> None:
     while (rows := await watch.batch()) is not None:
         for row in rows:
-            await _in_time(websocket, websocket.send_text(_event(row).decode()))
+            text = _event(row).decode()
+            await _in_time(websocket, websocket.send_text(text), len(text))
 
 
 async def _until_left(websocket: WebSocket) -> None:

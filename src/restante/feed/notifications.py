@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -62,7 +61,10 @@ async def notify(request: Request) -> Response:
     workspace = await auth.owner(request)
     rate = _rate(request)
     rate.spend(workspace.id)
-    on_bytes = partial(rate.spend_bytes, workspace.id)
+
+    async def on_bytes(size: int) -> None:
+        rate.spend_bytes(workspace.id, size)
+
     sent = await json_body(request, wire.Notification, max_bytes=MAX_JSON_BYTES, on_bytes=on_bytes)
     row, now = rules.notification(sent), datetime.now(UTC)
     seq = await _feed(request).append(workspace.id, row, now=now)

@@ -16,8 +16,9 @@ from restante.ids import WorkspaceId
 
 # Of one process; the pool has connections left for everybody else.
 _SCANS_AT_ONCE = 4
-# Of one process; each takes a page of memory until its client has read it.
-_LARGE_ANSWERS_AT_ONCE = 128
+# Of one process, and of one workspace; they are in memory until their clients have read them.
+_LARGE_BYTES_AT_ONCE = 256 * 1024 * 1024
+_LARGE_BYTES_PER_WORKSPACE = 32 * 1024 * 1024
 # Of one workspace with several large answers; one alone has no limit.
 _BYTES_PER_SECOND = 64 * 1024 * 1024
 _MAX_QUEUE = 100  # of one workspace
@@ -69,35 +70,42 @@ class Scans:
 
 
 class Places:
-    """The places of large answers: a few in a workspace, and many in the process."""
+    """The places of large answers: a few in a workspace, and as many as fit in the process."""
 
     def __init__(self, per_workspace: int) -> None:
         self._per_workspace = per_workspace
         self._taken = Counter[WorkspaceId]()
+        self._bytes = Counter[WorkspaceId]()
 
     @contextmanager
-    def place(self, workspace_id: WorkspaceId) -> Iterator[None]:
+    def place(self, workspace_id: WorkspaceId, size: int) -> Iterator[None]:
         """
-        Take a place until the answer is sent; raises TooManyAtOnce.
+        Take a place until an answer of this size is sent; raises TooManyAtOnce.
 
         Nobody queues for one, because the answer is in memory already.
         """
-        if (
-            self._taken[workspace_id] >= self._per_workspace
-            or self._taken.total() >= _LARGE_ANSWERS_AT_ONCE
-        ):
+        if not self._is_free(workspace_id, size):
             raise TooManyAtOnce(
                 "Too many large answers from feeds are being sent already; let one of yours end "
                 "first, or try again later.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
         self._taken[workspace_id] += 1
+        self._bytes[workspace_id] += size
         try:
             yield
         finally:
             self._taken[workspace_id] -= 1
+            self._bytes[workspace_id] -= size
             if not self._taken[workspace_id]:
-                del self._taken[workspace_id]
+                del self._taken[workspace_id], self._bytes[workspace_id]
+
+    def _is_free(self, workspace_id: WorkspaceId, size: int) -> bool:
+        """One row may be larger than what a workspace has, and must be read all the same."""
+        taken, held = self._taken[workspace_id], self._bytes[workspace_id]
+        is_own_full = taken and held + size > _LARGE_BYTES_PER_WORKSPACE
+        is_full = self._bytes.total() + size > _LARGE_BYTES_AT_ONCE
+        return taken < self._per_workspace and not is_own_full and not is_full
 
     def pause_after(self, workspace_id: WorkspaceId, size: int) -> float:
         """How many seconds an answer waits after so many bytes, for the others of its workspace."""

@@ -31,8 +31,10 @@ class WatchPolicy:
     page_rows: int = 100
     # A page stays in memory while it is sent; it has at least one row.
     page_bytes: int = 1024 * 1024
-    # A watcher that does not read one event in this time is disconnected; it can resume later.
+    # A watcher that does not read one event in this time is disconnected; it can resume later.  A
+    # large event takes longer, or whoever is slow would be disconnected by it again and again.
     send_seconds: float = 10.0
+    bytes_per_second: float = 64 * 1024
 
 
 Check = Callable[[], Awaitable[object]]
@@ -127,7 +129,8 @@ class Watch:
         )
         page = await self._feed.read(self._workspace_id, query)
         if page.body_bytes > SMALL_ANSWER_BYTES:
-            self._place.enter_context(self._feed.large_events.place(self._workspace_id))
+            place = self._feed.large_events.place(self._workspace_id, page.body_bytes)
+            self._place.enter_context(place)
         self._behind = page.has_more
         self._seq = page.read_seq
         return page.rows

@@ -40,7 +40,8 @@ class JsonPace:
     """How long a JSON body may take to arrive."""
 
     idle_seconds: float  # without a single byte
-    total_seconds: float
+    total_seconds: float  # and so much longer as it has bytes, at the slowest speed
+    bytes_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,10 @@ def operation_of(handler: object) -> Operation | None:
     return _described.get(cast("Handler", handler))
 
 
-def _ignore(_size: int) -> None:
+OnBytes = Callable[[int], Awaitable[None]]
+
+
+async def _ignore(_size: int) -> None:
     pass
 
 
@@ -90,7 +94,7 @@ async def json_body(
     shape: type[T],
     *,
     max_bytes: int = SMALL_JSON_BYTES,
-    on_bytes: Callable[[int], None] = _ignore,
+    on_bytes: OnBytes = _ignore,
 ) -> T:
     """Decode the body; raises BadRequest with the field's name, or MessageTooLarge."""
     return _decoded(await read_limited(request, max_bytes=max_bytes, on_bytes=on_bytes), shape)
@@ -100,45 +104,62 @@ async def read_limited(
     request: Request,
     *,
     max_bytes: int = MAX_JSON_BYTES,
-    on_bytes: Callable[[int], None] = _ignore,
+    on_bytes: OnBytes = _ignore,
 ) -> bytes:
     """
     The whole body, within the limits of size, weight and time.
 
-    `on_bytes` is called with the size of each piece that arrives, and may refuse it.
+    `on_bytes` is called with the size of each piece that arrives.  It may refuse it, or wait.
     """
-    pace: JsonPace = request.app.state.json_pace
-    idle = asyncio.timeout(pace.idle_seconds)
+    body, deadline = _Body(max_bytes, on_bytes), _Deadline(request.app.state.json_pace)
     try:
-        async with asyncio.timeout(pace.total_seconds), idle:
-            body = _Body(max_bytes, on_bytes)
-            await _read(request, body, idle, pace.idle_seconds)
+        async with deadline.total, deadline.idle:
+            await _read(request, body, deadline)
             return bytes(body.arrived)
     except TimeoutError as error:
-        raise _too_slow(pace, stood_still=idle.expired()) from error
+        raise deadline.too_slow() from error
 
 
-def _too_slow(pace: JsonPace, *, stood_still: bool) -> UploadTooSlow:
-    if stood_still:
-        return UploadTooSlow(
-            f"Nothing of the body arrived for {pace.idle_seconds:g} s.", seconds=pace.idle_seconds
-        )
-    return UploadTooSlow(
-        f"The body did not arrive within {pace.total_seconds:g} s.", seconds=pace.total_seconds
-    )
+class _Deadline:
+    """When a body is too slow: after a pause, or in all."""
+
+    def __init__(self, pace: JsonPace) -> None:
+        self._pace = pace
+        self._started_at = asyncio.get_running_loop().time()
+        self._seconds = pace.total_seconds
+        self.idle = asyncio.timeout(pace.idle_seconds)
+        self.total = asyncio.timeout(pace.total_seconds)
+
+    def suspend(self) -> None:
+        """The sender is not waited for."""
+        self.idle.reschedule(None)
+
+    def renew(self, arrived: int) -> None:
+        """So much has arrived, and more is waited for."""
+        self._seconds = self._pace.total_seconds + arrived / self._pace.bytes_per_second
+        self.total.reschedule(self._started_at + self._seconds)
+        self.idle.reschedule(asyncio.get_running_loop().time() + self._pace.idle_seconds)
+
+    def too_slow(self) -> UploadTooSlow:
+        """The refusal, once one of them is over."""
+        if self.idle.expired():
+            seconds = self._pace.idle_seconds
+            return UploadTooSlow(f"Nothing of the body arrived for {seconds:g} s.", seconds=seconds)
+        seconds = round(self._seconds, 1)
+        return UploadTooSlow(f"The body did not arrive within {seconds:g} s.", seconds=seconds)
 
 
 class _Body:
     """What has arrived of a body."""
 
-    def __init__(self, max_bytes: int, on_bytes: Callable[[int], None]) -> None:
+    def __init__(self, max_bytes: int, on_bytes: OnBytes) -> None:
         self.arrived = bytearray()
         self._weight = Weight()
         self._max_bytes = max_bytes
         self._on_bytes = on_bytes
 
-    def add(self, piece: bytes) -> None:
-        self._on_bytes(len(piece))
+    async def add(self, piece: bytes) -> None:
+        await self._on_bytes(len(piece))
         self.arrived += piece
         if len(self.arrived) > self._max_bytes:
             raise MessageTooLarge(
@@ -147,12 +168,13 @@ class _Body:
         self._weight.add(piece)
 
 
-async def _read(request: Request, body: _Body, idle: asyncio.Timeout, idle_seconds: float) -> None:
+async def _read(request: Request, body: _Body, deadline: _Deadline) -> None:
     turns.pause()
     async for piece in request.stream():
+        deadline.suspend()
         await turns.resume()
-        idle.reschedule(asyncio.get_running_loop().time() + idle_seconds)
-        body.add(piece)
+        await body.add(piece)
+        deadline.renew(len(body.arrived))
         turns.pause()
     await turns.resume()
 

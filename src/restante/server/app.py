@@ -19,6 +19,7 @@ from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
 from restante.http import problems
+from restante.http.body_room import BodyRoom
 from restante.http.operations import JsonPace
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
@@ -59,6 +60,7 @@ class Services:
     readiness: Readiness
     db: Database
     json_pace: JsonPace
+    body_room: BodyRoom
     disk: Disk
     access: Access
     concurrency: Concurrency

@@ -30,6 +30,7 @@ from restante.feed.subject import CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import WatchPolicy
+from restante.http.body_room import BodyRoom
 from restante.http.operations import JsonPace
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
@@ -274,7 +275,12 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         readiness=Readiness(db, migrate.shipped()),
         db=db,
         disk=disk,
-        json_pace=JsonPace(settings.json_idle_seconds, settings.json_seconds),
+        json_pace=JsonPace(
+            settings.json_idle_seconds,
+            settings.json_seconds,
+            settings.upload_min_bytes_per_second,
+        ),
+        body_room=BodyRoom(),
         access=access,
         turns=Turns(),
         refusal_delays=refusal_delays,
