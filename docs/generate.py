@@ -49,6 +49,7 @@ CLIENT_CODES = frozenset(
         "folder_full",
         "folder_in_use",
         "folder_unusable",
+        "no_room_for_file",
         "server_refused",
         "server_unreachable",
     }

@@ -339,6 +339,12 @@ class FolderFull(RestanteError):
     code = "folder_full"
 
 
+class NoRoomForFile(FolderFull):
+    """The disk has too little space for one file; smaller files may fit."""
+
+    code = "no_room_for_file"
+
+
 class CommandFailed(RestanteError):
     """The command for a received file or message failed."""
 

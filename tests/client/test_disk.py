@@ -12,8 +12,10 @@ import pytest
 
 from restante.client.calls import Credentials
 from restante.client.disk import Directory
+from restante.client.fetching import WaitingFile
 from restante.client.folder import HOME, OURS, UPLOADS, Folder, kept_credentials
-from restante.client.progress import State
+from restante.client.places import unique_name
+from restante.client.progress import Received, State
 from restante.errors import FolderFull, FolderInUse, FolderUnusable
 from restante.ids import FileId, WorkspaceId
 
@@ -352,12 +354,22 @@ def folder(root: Path) -> Iterator[Folder]:
         yield folder
 
 
-def arrived(folder: Folder, name: str = "a.txt") -> tuple[FileId, str]:
-    """A complete file whose name has been chosen."""
-    file_id = FileId(uuid4())
-    with folder.partial(file_id) as partial:
+def arrived(folder: Folder) -> tuple[WaitingFile, Received]:
+    """A complete file whose name has been recorded."""
+    file = WaitingFile(FileId(uuid4()), "a.txt", "", 5)
+    with folder.new_files.partial(file.file_id) as partial:
         partial.write(b"hello")
-    return file_id, folder.choose_name(file_id, name)
+    recorded = Received(unique_name(file.name), State.PLACING)
+    return file, folder.progress.record(file.file_id, recorded)
+
+
+def placed(folder: Folder, file: WaitingFile, received: Received | None) -> Path:
+    place = folder.place_of(received)
+    return place.path / place.place(file, received).name
+
+
+def names_in(folder: Folder) -> list[str]:
+    return [path.name for path in folder.new_files.path.iterdir()]
 
 
 def partials(folder: Folder) -> list[str]:
@@ -365,9 +377,9 @@ def partials(folder: Folder) -> list[str]:
 
 
 def test_names_start_with_random_digits(folder: Folder):
-    _, name = arrived(folder)
+    file, _ = arrived(folder)
 
-    digits, _, rest = name.partition("-")
+    digits, _, rest = placed(folder, file, None).name.partition("-")
     assert len(digits) == 32
     assert int(digits, 16)
     assert rest == "a.txt"
@@ -375,13 +387,13 @@ def test_names_start_with_random_digits(folder: Folder):
 
 def test_placing_a_file_again_is_idempotent(folder: Folder):
     """After a crash between link and unlink, both names exist."""
-    file_id, name = arrived(folder)
-    arriving = folder.root / HOME / OURS / "arriving" / f"{file_id}.part"
-    os.link(arriving, folder.uploads.path / name)
+    file, received = arrived(folder)
+    arriving = folder.root / HOME / OURS / "arriving" / f"{file.file_id}.part"
+    os.link(arriving, folder.new_files.path / received.name)
 
-    path = folder.place(file_id, name)
+    path = placed(folder, file, received)
 
-    assert folder.uploads.names() == [name]
+    assert names_in(folder) == [received.name]
     assert path.read_bytes() == b"hello"
     assert path.stat().st_nlink == 1
     assert partials(folder) == []
@@ -389,12 +401,12 @@ def test_placing_a_file_again_is_idempotent(folder: Folder):
 
 def test_a_placed_file_that_was_moved_away_does_not_reappear(folder: Folder):
     """Its owner moved it and does not expect a second copy."""
-    file_id, name = arrived(folder)
-    folder.place(file_id, name).unlink()
+    file, received = arrived(folder)
+    placed(folder, file, received).unlink()
 
-    folder.place(file_id, name)
+    placed(folder, file, received)
 
-    assert folder.uploads.names() == []
+    assert names_in(folder) == []
 
 
 def test_partial_files_of_other_uploads_are_removed(folder: Folder, root: Path):
@@ -402,22 +414,22 @@ def test_partial_files_of_other_uploads_are_removed(folder: Folder, root: Path):
     arrived(folder)
     put(root / HOME / OURS / "arriving" / "junk")
 
-    folder.remove_partials(keep={kept})
+    folder.remove_partials(keep={kept.file_id})
 
-    assert partials(folder) == [f"{kept}.part"]
+    assert partials(folder) == [f"{kept.file_id}.part"]
 
 
 def test_a_file_has_a_uri_once_it_is_placed(folder: Folder):
     """A message may arrive before the file that it refers to is placed."""
-    file_id, name = arrived(folder)
-    assert folder.uri_of(file_id) is None
+    file, received = arrived(folder)
+    assert folder.uri_of(file.file_id) is None
 
-    path = folder.place(file_id, name)
-    assert folder.uri_of(file_id) == f"workspace:{path}"
+    path = placed(folder, file, received)
+    assert folder.uri_of(file.file_id) == f"workspace:{path}"
 
     path.unlink()
-    folder.progress.record(file_id, name, State.ACKED)
-    assert folder.uri_of(file_id) == f"workspace:{path}"
+    folder.progress.record(file.file_id, received.now(State.ACKED))
+    assert folder.uri_of(file.file_id) == f"workspace:{path}"
     assert folder.uri_of(FileId(uuid4())) is None
 
 

@@ -5,6 +5,7 @@ import base64
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,11 +15,13 @@ from callers import Caller, Part, pattern, registered
 from impostors import Answering, Asked, Impostor, http, impostor, one_after_another, relay
 from sites import Site
 
+from restante import wire
 from restante.client import AsyncClient
 from restante.client.calls import Extent
 from restante.client.disk import Directory, Partial
 from restante.client.fetching import Fetch, WaitingFile, check_size, fetch_whole
 from restante.client.sending import no_progress
+from restante.delivery.rules import MAX_FILE_BYTES
 from restante.errors import (
     AnswerInvalid,
     FileCorrupt,
@@ -32,6 +35,7 @@ from restante.ids import FileId
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_delays")]
 
 CONTENT = pattern(300_000)
+GIB = 1024**3
 
 
 @pytest.fixture
@@ -305,10 +309,58 @@ async def test_more_bytes_than_announced_are_refused_at_once(partial: Partial):
     assert content_of(partial) == b""
 
 
-def test_a_file_above_the_limit_is_refused_before_it_is_fetched():
-    check_size(SHORT, max_bytes=10)
+class Limited:
+    """A server that accepts files of this size, and counts how often it is asked."""
+
+    def __init__(self, per_file_bytes: int) -> None:
+        self._limits = wire.UploadLimits(per_file_bytes, per_file_bytes, 64)
+        self.asked = 0
+
+    async def upload_limits(self) -> wire.UploadLimits:
+        self.asked += 1
+        return self._limits
+
+
+async def test_a_file_above_our_own_limit_is_refused_whatever_the_server_accepts():
+    server = Limited(1000)
+    await check_size(server, SHORT, max_bytes=10)
 
     with pytest.raises(FileTooLarge) as caught:
-        check_size(SHORT, max_bytes=9)
+        await check_size(server, SHORT, max_bytes=9)
 
     assert caught.value.facts == {"filename": "a.bin", "size": 10, "max": 9}
+    assert server.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "per_file_bytes", "asked"),
+    [
+        (MAX_FILE_BYTES, 0, 0),  # what every server accepts by default
+        (MAX_FILE_BYTES + 1, MAX_FILE_BYTES + 1, 1),
+        (GIB, GIB, 1),
+        (GIB, 2**70, 1),
+    ],
+)
+async def test_without_a_limit_of_our_own_the_servers_holds(
+    size: int, per_file_bytes: int, asked: int
+):
+    server = Limited(per_file_bytes)
+
+    await check_size(server, replace(SHORT, size=size), None)
+
+    assert server.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("size", "per_file_bytes", "most"),
+    [
+        (MAX_FILE_BYTES + 1, 1000, MAX_FILE_BYTES),
+        (MAX_FILE_BYTES + 2, MAX_FILE_BYTES + 1, MAX_FILE_BYTES + 1),
+        (GIB + 1, 2**70, GIB),
+        (MAX_FILE_BYTES + 1, -1, MAX_FILE_BYTES),
+    ],
+)
+async def test_a_server_cannot_make_us_accept_any_size(size: int, per_file_bytes: int, most: int):
+    """One that claims to accept huge files must not fill the disk."""
+    with pytest.raises(FileTooLarge, match=f"at most {most}"):
+        await check_size(Limited(per_file_bytes), replace(SHORT, size=size), None)

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from uuid import UUID
 from restante.client.calls import Cursor
-from restante.client.progress import Progress, State
+from restante.client.progress import Progress, Received, State
 
 progress = Progress.open(Path(sys.argv[1]))
 print("open", flush=True)
@@ -32,7 +32,7 @@ number = progress.cursor().seq if progress.cursor() else 0
 while sys.argv[2] == "write":
     number += 1
     for state in State:
-        progress.record(UUID(int=number), f"name {number}", state)
+        progress.record(UUID(int=number), Received(f"name {number}", state))
     progress.keep_cursor(Cursor(number, UUID(int=number)))
     print(number, flush=True)
 sys.stdin.read()
@@ -106,7 +106,7 @@ def test_the_cursor_is_stored(path: Path, progress: Progress, cursor: Cursor):
 def test_the_last_state_of_a_file_is_stored(path: Path, progress: Progress):
     file_id = FileId(uuid4())
     for state in State:
-        progress.record(file_id, "a.txt", state)
+        progress.record(file_id, Received("a.txt", state))
 
     again = reopened(path, progress)
 
@@ -119,7 +119,7 @@ def test_a_recorded_name_that_leads_elsewhere_is_ignored(progress: Progress, nam
     """Somebody else has written the database; the file is fetched and named again."""
     file_id = FileId(uuid4())
 
-    progress.record(file_id, name, State.PLACING)
+    progress.record(file_id, Received(name, State.PLACING))
 
     assert progress.received(file_id) is None
 
@@ -127,9 +127,9 @@ def test_a_recorded_name_that_leads_elsewhere_is_ignored(progress: Progress, nam
 def test_a_file_that_is_received_again_gets_its_new_name(progress: Progress):
     """It was reopened on the server after its owner had moved the first copy away."""
     file_id = FileId(uuid4())
-    progress.record(file_id, "first", State.ACKED)
+    progress.record(file_id, Received("first", State.ACKED))
 
-    progress.record(file_id, "second", State.PLACING)
+    progress.record(file_id, Received("second", State.PLACING))
 
     assert progress.received(file_id) == Received("second", State.PLACING)
 
@@ -138,8 +138,8 @@ def test_only_the_newest_files_are_remembered(small: Progress):
     """The database of a folder that received millions of files stays small."""
     files = [FileId(uuid4()) for _ in range(20)]
     for file_id in files:
-        small.record(file_id, "a", State.PLACING)
-        small.record(file_id, "a", State.ACKED)
+        small.record(file_id, Received("a", State.PLACING))
+        small.record(file_id, Received("a", State.ACKED))
 
     known = [file_id for file_id in files if small.received(file_id)]
 
@@ -150,7 +150,7 @@ def test_an_old_file_that_is_received_again_is_not_forgotten_at_once(small: Prog
     """A file that is being placed must be known after a crash."""
     files = [FileId(uuid4()) for _ in range(3)]
     for file_id in (*files, files[0]):
-        small.record(file_id, "a", State.PLACING)
+        small.record(file_id, Received("a", State.PLACING))
 
     assert all(small.received(file_id) for file_id in files)
 
@@ -160,15 +160,15 @@ def test_unacknowledged_files_are_never_forgotten_and_are_bounded(small: Progres
     stuck = [FileId(uuid4()) for _ in range(3)]
     for file_id in stuck:
         small.check_room()
-        small.record(file_id, "a", State.PLACING)
+        small.record(file_id, Received("a", State.PLACING))
     for _ in range(10):
-        small.record(FileId(uuid4()), "a", State.ACKED)
+        small.record(FileId(uuid4()), Received("a", State.ACKED))
 
     with pytest.raises(FolderFull, match="command"):
         small.check_room()
 
     assert all(small.received(file_id) for file_id in stuck)
-    small.record(stuck[0], "a", State.ACKED)
+    small.record(stuck[0], Received("a", State.ACKED))
     small.check_room()
 
 
@@ -245,7 +245,7 @@ def test_an_invalid_row_is_reported(path: Path, progress: Progress, damage: str)
     """SQLite does not detect every flipped bit."""
     file_id = FileId(uuid4())
     progress.keep_cursor(Cursor(1, ROW))
-    progress.record(file_id, "a", State.ACKED)
+    progress.record(file_id, Received("a", State.ACKED))
     progress.close()
     connection = sqlite3.connect(path)
     with connection:
@@ -276,7 +276,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(small_disk: Path):
     def record(count: int) -> None:
         for _ in range(count):
             file_id = FileId(uuid4())
-            progress.record(file_id, "x" * 200, State.PLACING)
+            progress.record(file_id, Received("x" * 200, State.PLACING))
             recorded.append(file_id)
 
     with closing(Progress.open(small_disk / "progress.sqlite")) as progress:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
+from cyclopts.validators import Number
 
 from restante.cli.display import Display, display_for
 from restante.cli.output import Console
@@ -30,12 +31,14 @@ def connect(
     url: str | None = None,
     /,
     *,
-    dir: Path = Path(),  # noqa: A002 - the flag's name
+    dir: Path | None = None,  # noqa: A002 - the flag's name
+    into: Path | None = None,
     name: str | None = None,
     once: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     exec: str | None = None,  # noqa: A002 - the flag's name
     on_message: str | None = None,
     reply: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    max_file_bytes: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     registration_token: Annotated[
         str | None, Parameter(env_var="RESTANTE_REGISTRATION_TOKEN", show_env_var=True)
     ] = None,
@@ -44,18 +47,21 @@ def connect(
     Receive files and messages into a folder, until Ctrl-C.
 
     The first run registers a workspace and stores its credentials in the folder; later runs resume
-    where the last one stopped. Files are saved to .molecule/chat-uploads in the folder and
-    acknowledged once they are complete and verified. If the network or the server fails, it
-    retries until they are back.
+    where the last one stopped. Files are saved to .molecule/chat-uploads in the folder, or with
+    --into to a directory of your choice under their original names, and acknowledged once they are
+    complete and verified. If the network or the server fails, it retries until they are back.
 
-    Example: restante connect http://127.0.0.1:8080 --dir inbox
+    Example: restante connect http://127.0.0.1:8080 --into inbox
 
     Parameters
     ----------
     url
         The server's URL. Not needed for a folder that was connected before. [env: RESTANTE_URL]
     dir
-        The folder.
+        The folder. [default: the directory of --into, else the current one]
+    into
+        Put files into this directory, under their original names: report.pdf, and report (2).pdf
+        if that exists. No file is replaced.
     name
         A display name for the workspace. [default: this machine's name]
     once
@@ -69,6 +75,8 @@ def connect(
     reply
         Send what the command of --on-message prints as the answer, to the user or to the workspace
         that sent the message. If it prints nothing, there is no answer.
+    max_file_bytes
+        Refuse larger files. [default: what the server accepts, but at most 1 GiB]
     registration_token
         The token that the server requires to register a workspace, if any.
     """
@@ -84,10 +92,12 @@ def connect(
         file_command=commands.words_of(exec) if exec is not None else (),
         message_command=commands.words_of(on_message) if on_message is not None else (),
         answers=reply,
+        max_file_bytes=max_file_bytes,
     )
+    root = dir or into or Path()
     address = url or os.environ.get("RESTANTE_URL") or None
-    _client(dir, address)  # refuse a wrong URL before creating the folder
-    with Folder.open(dir) as folder, display_for(Console()) as display:
+    _client(root, address)  # refuse a wrong URL before creating the folder
+    with Folder.open(root, into) as folder, display_for(Console()) as display:
         client = _client(folder.root, address)
         left = asyncio.run(_until_interrupted(_receive(client, folder, display, options)))
     display.summary()
@@ -108,6 +118,7 @@ class _Options:
     file_command: Sequence[str]
     message_command: Sequence[str]
     answers: bool
+    max_file_bytes: int | None
 
 
 def _client(root: Path, url: str | None) -> "AsyncClient":
@@ -145,9 +156,9 @@ async def _receive(
         if not is_known:
             name = options.name or platform.node() or "workspace"
             folder.keep(await client.register(name, registration_token=options.registration_token))
-        display.began(client.url, client.workspace_id, folder.uploads.path)
+        display.began(client.url, client.workspace_id, folder.new_files.path)
         handlers = Handlers(options.file_command, options.message_command, options.answers)
-        receiver = Receiver(client, folder, display, handlers)
+        receiver = Receiver(client, folder, display, handlers, max_bytes=options.max_file_bytes)
         try:
             if is_known and options.name:
                 await _rename(client, display, options.name)

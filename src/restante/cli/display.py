@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from restante.client.fetching import WaitingFile
 
 
+_MAX_BAR_NAME = 60
+
+
 class Display:
     """One plain line for each event."""
 
@@ -68,11 +71,11 @@ class Display:
         """The file is on disk and acknowledged."""
         self.files += 1
         self.bytes += file.size
-        self.line(f"received {file.name} ({shown_bytes(file.size)}): {path}")
+        self.line(f"received {file.original_name} ({shown_bytes(file.size)}): {path}")
 
     def gone(self, file: "WaitingFile") -> None:
         """The file was announced but can no longer be fetched."""
-        self.line(f"gone: {file.name}, it expired or was received before", style="dim")
+        self.line(f"gone: {file.original_name}, it expired or was received before", style="dim")
 
     def failed(self, what: str, error: RestanteError) -> None:
         """The file or message could not be received; it will be retried."""
@@ -109,8 +112,8 @@ class Display:
     def again(self, file: "WaitingFile") -> None:
         """A file that was acknowledged, and then removed from the folder, is pending again."""
         self.line(
-            f"again: {file.name} was received before and is pending again: it was reopened, or the "
-            "server was restored from a backup",
+            f"again: {file.original_name} was received before and is pending again: it was "
+            "reopened, or the server was restored from a backup",
             style="yellow",
         )
 
@@ -163,7 +166,9 @@ class LiveDisplay(Display):
         return Group(self._bars, line) if self._bar is not None else line
 
     def arriving(self, file: "WaitingFile") -> None:
-        self._bar = self._bars.add_task(file.name, total=file.size)
+        self._bar = self._bars.add_task(
+            printable(file.original_name, max_length=_MAX_BAR_NAME), total=file.size
+        )
 
     def progress(self, received: int) -> None:
         if self._bar is not None:

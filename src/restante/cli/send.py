@@ -13,8 +13,8 @@ from restante import wire
 from restante.cli.access import Access, client_of_folder, workspace_named
 from restante.cli.output import Console, json_text, shown_bytes
 from restante.cli.words import text_given
-from restante.delivery.rules import MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
 from restante.errors import BadRequest, ServerRefused
+from restante.ids import WorkspaceId
 from restante.text import printable
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from restante.client.sending import Outgoing
 
 # Leaves room for the multipart headers.
-_MAX_BATCH_BYTES = MAX_REQUEST_BYTES - 64 * 1024
+_FORM_BYTES = 64 * 1024
 
 
 def register(app: App, group: Group) -> None:
@@ -126,24 +126,39 @@ async def _send(
     files = [Outgoing.of(path) for path in paths]
     async with client:
         to = await workspace_named(client, workspace)
-        with _Bar(files) as bar:
-            for batch in batches(files):
-                sent.files += await client.send_files(
-                    to, batch, ttl_seconds=ttl_seconds, progress=bar.sent
-                )
-                bar.batch_ended()
+        if files:
+            await _send_files(client, to, files, ttl_seconds, sent)
         if text is not None:
             sent.answer = await client.send_message(to, text, attachments=sent.files)
 
 
-def batches(files: "Sequence[Outgoing]") -> "Iterator[list[Outgoing]]":
-    """Split the files, in order, into as few requests as the limits allow."""
+async def _send_files(
+    client: "AsyncClient",
+    to: WorkspaceId,
+    files: "Sequence[Outgoing]",
+    ttl_seconds: int | None,
+    sent: _Sent,
+) -> None:
+    from restante.client.sending import check_sizes
+
+    limits = await client.upload_limits()
+    check_sizes(files, limits)
+    with _Bar(files) as bar:
+        for batch in batches(files, limits):
+            sent.files += await client.send_files(
+                to, batch, ttl_seconds=ttl_seconds, progress=bar.sent
+            )
+            bar.batch_ended()
+
+
+def batches(files: "Sequence[Outgoing]", limits: wire.UploadLimits) -> "Iterator[list[Outgoing]]":
+    """Split the files, in order, into as few requests as the server's limits allow."""
+    max_files = limits.max_attachments_per_message
+    max_bytes = limits.per_request_bytes - _FORM_BYTES
     batch: list[Outgoing] = []
     size = 0
     for file in files:
-        if batch and (
-            len(batch) == MAX_FILES_PER_REQUEST or size + file.part.size > _MAX_BATCH_BYTES
-        ):
+        if batch and (len(batch) >= max_files or size + file.part.size > max_bytes):
             yield batch
             batch, size = [], 0
         batch.append(file)

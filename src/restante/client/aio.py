@@ -29,19 +29,17 @@ from restante.client.messages import (
 from restante.client.poller import Inbox
 from restante.client.retry import Backoff, is_retryable
 from restante.client.sending import (
+    DEFAULT_UPLOAD_LIMITS,
     MultipartBody,
     Outgoing,
     ProgressCallback,
     Source,
+    check_sizes,
     inlined,
     no_progress,
 )
-from restante.delivery.rules import Pace, time_allowed
-from restante.errors import (
-    AnswerInvalid,
-    BadRequest,
-    RestanteError,
-)
+from restante.delivery.rules import MAX_FILE_BYTES, Pace, time_allowed
+from restante.errors import AnswerInvalid, BadRequest, RestanteError
 from restante.ids import FileId, WorkspaceId
 
 T = TypeVar("T")
@@ -278,6 +276,15 @@ class AsyncClient:
         said = Said(text, [attached(one) for one in (*attachments, *sent)])
         await notifying.say(self, said, since)
 
+    async def upload_limits(self) -> wire.UploadLimits:
+        """The largest files and requests that the server accepts; the defaults if it is older."""
+        try:
+            return await self.send(calls.upload_limits())
+        except RestanteError as error:
+            if is_retryable(error):
+                raise
+            return DEFAULT_UPLOAD_LIMITS
+
     async def send_files(
         self,
         to: WorkspaceId | UUID,
@@ -289,6 +296,7 @@ class AsyncClient:
         """
         Send files in one request: the workspace gets all of them or none.
 
+        A file that is larger than the server accepts is refused before anything is sent.
         `progress` gets the number of bytes sent so far, which restarts at 0 with a retry.  An
         exception that it raises ends the request and is raised here; nothing is stored then.
         """
@@ -307,6 +315,8 @@ class AsyncClient:
     ) -> list[wire.StagedFile]:
         key = uuid4().hex
         outgoing = [Outgoing.of(file) for file in files]
+        if any(file.part.size > MAX_FILE_BYTES for file in outgoing):
+            check_sizes(outgoing, await self.upload_limits())
         parts = [file.part for file in outgoing]
         call = calls.upload(to, parts, key=key, ttl_seconds=ttl_seconds, caller=caller)
         answer = await self.send(call, body=MultipartBody(key, outgoing, progress))

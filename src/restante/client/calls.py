@@ -17,7 +17,7 @@ import msgspec
 
 from restante import wire
 from restante.client.http_replies import Reply, decoded, number_in, raise_for_status
-from restante.delivery.rules import MIB, UNKNOWN_TYPE, clean_mimetype, clean_name
+from restante.delivery.rules import MIB, UNKNOWN_TYPE, clean_mimetype, clean_name, display_name
 from restante.errors import AnswerInvalid, MessageTooLarge
 from restante.ids import ActivityId, FileId, WorkspaceId
 
@@ -243,6 +243,13 @@ def reopen(workspace_id: WorkspaceId, file_id: FileId) -> Call[wire.Status]:
     return Call(method="POST", path=path, read=_reader(wire.Status))
 
 
+def upload_limits() -> Call[wire.UploadLimits]:
+    """The largest file and request that the server accepts."""
+    return Call(
+        method="GET", path="/uploads/limits", read=_reader(wire.UploadLimits), repeatable=True
+    )
+
+
 def upload(
     workspace_id: WorkspaceId,
     parts: Sequence[Part],
@@ -277,11 +284,14 @@ def part_head(key: str, part: Part) -> bytes:
     """
     The boundary and headers before the bytes of a part.
 
-    Name and type are cleaned with the server's rules, so that nothing in them needs escaping.
+    Name and type are cleaned with the server's rules, so that nothing in them needs escaping.  The
+    original name is beside it, percent-encoded; servers that do not know that form ignore it.
     """
     name, kind = clean_name(part.name), clean_mimetype(part.mimetype) or UNKNOWN_TYPE
+    shown = quote(display_name(part.name), safe="", errors="replace")
+    original = "" if shown == name else f"; filename*=UTF-8''{shown}"
     return (
-        f'--{key}\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n'
+        f'--{key}\r\nContent-Disposition: form-data; name="files"; filename="{name}"{original}\r\n'
         f"Content-Type: {kind}\r\n\r\n"
     ).encode()
 

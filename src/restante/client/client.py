@@ -20,7 +20,6 @@ from restante.client.calls import ROWS_PER_PAGE, Credentials, Cursor, FeedPage
 from restante.client.messages import Attachment
 from restante.client.poller import FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.sending import ProgressCallback, Source, no_progress
-from restante.delivery.rules import MAX_FILE_BYTES
 from restante.ids import FileId, WorkspaceId
 
 T = TypeVar("T")
@@ -143,16 +142,22 @@ class BlockingFile:
         self.seq = item.seq
         self.file = item.file
         self.name = item.name
+        self.display_name = item.display_name
 
     def save(
         self,
         directory: str | PathLike[str],
         *,
-        max_bytes: int = MAX_FILE_BYTES,
+        original_name: bool = False,
+        max_bytes: int | None = None,
         progress: ProgressCallback = no_progress,
     ) -> Path:
         """Fetch the file into a directory and return its path; see FileItem.save."""
-        return self._loop.run(self._item.save(directory, max_bytes=max_bytes, progress=progress))
+        return self._loop.run(
+            self._item.save(
+                directory, original_name=original_name, max_bytes=max_bytes, progress=progress
+            )
+        )
 
     def ack(self) -> None:
         """Acknowledge the file: the server deletes it."""
@@ -340,6 +345,10 @@ class Client:
     ) -> None:
         """Say something to the workspace's user, at the canvas."""
         self._loop.run(self._client.notify(text, files=files, attachments=attachments, since=since))
+
+    def upload_limits(self) -> wire.UploadLimits:
+        """The largest files and requests that the server accepts; the defaults if it is older."""
+        return self._loop.run(self._client.upload_limits())
 
     def send_files(
         self,

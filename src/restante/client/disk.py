@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from restante.errors import FolderFull, FolderInUse, FolderUnusable
+from restante.errors import FolderFull, FolderInUse, FolderUnusable, NoRoomForFile
 
 _READ_BYTES = 1024 * 1024
 _WRITE_BEHIND_BYTES = 4 * 1024 * 1024
@@ -58,6 +58,12 @@ class Directory:
             descriptor = _open_below(descriptor, name, path)
         return cls(path.absolute(), descriptor)
 
+    @classmethod
+    def existing(cls, path: Path) -> Self:
+        """Open a directory that its owner chose, which may be a link; it is not created."""
+        with disk_errors(path):
+            return cls(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.descriptor)
@@ -80,10 +86,24 @@ class Directory:
             return True
         return False
 
-    def has_other_name(self, name: str) -> bool:
-        """Whether the file has a second hard link, in any directory."""
-        with disk_errors(self.path / name):
-            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_nlink > 1
+    def has_file(self, name: str, size: int) -> bool:
+        """Whether the name is a regular file of this size."""
+        with disk_errors(self.path / name), suppress(FileNotFoundError):
+            found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+            return stat.S_ISREG(found.st_mode) and found.st_size == size
+        return False
+
+    def has_one_name(self, name: str) -> bool:
+        """Whether the file exists, without a second hard link in any directory."""
+        with disk_errors(self.path / name), suppress(FileNotFoundError):
+            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_nlink == 1
+        return False
+
+    @property
+    def max_name_bytes(self) -> int:
+        """The longest name that the filesystem takes."""
+        with disk_errors(self.path):
+            return os.fpathconf(self.descriptor, "PC_NAME_MAX")
 
     def remove(self, name: str) -> None:
         """Remove a file; does nothing if it does not exist."""
@@ -179,25 +199,44 @@ class Directory:
         """
         Give a received file its final name; raises FolderUnusable if the name exists.
 
-        After a crash in between, the file has both names.  `has_other_name` then shows that it was
+        After a crash in between, the file has both names.  `has_one_name` then shows that it was
         placed, even if it has been moved since.
         """
         path = into.path / name
         with disk_errors(path):
-            self._link(partial, into, name)
+            self.link(partial, into, name)
             into.sync()
         self.remove(partial)
         return path
 
-    def _link(self, partial: str, into: "Directory", name: str) -> None:
+    def link(self, partial: str, into: "Directory", name: str) -> None:
+        """
+        Give a file a second name; raises OSError, such as FileExistsError.
+
+        Filesystems without hard links can only check for the name and then rename.  The lock keeps
+        another process of ours from doing the same between the two.
+        """
         here, there = self.descriptor, into.descriptor
         try:
             os.link(partial, name, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
         except OSError as error:
-            # Filesystems without hard links can only check for the name and then rename.
-            if error.errno not in _NO_LINKS or into.has(name):
+            if error.errno not in _NO_LINKS:
                 raise
-            os.rename(partial, name, src_dir_fd=here, dst_dir_fd=there)
+            with into.locked():
+                if into.has(name):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
+                os.rename(partial, name, src_dir_fd=here, dst_dir_fd=there)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the directory against other processes of ours, where the filesystem can."""
+        with suppress(OSError):
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
 
 def read_below(root: Path, *names: str) -> bytes | None:
@@ -237,6 +276,7 @@ class Partial:
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
         self._hash = hashlib.sha256()
+        self._is_hashed = False  # whether the hash includes the bytes of earlier attempts
         self._flushed_bytes = 0
 
     def __enter__(self) -> Self:
@@ -256,8 +296,23 @@ class Partial:
         """The hash of everything up to `size`; valid after a `truncate`."""
         return self._hash.digest()
 
+    def check_room(self, size: int) -> None:
+        """Raise NoRoomForFile if the disk has less space than the rest of the file needs."""
+        with disk_errors(self.path):
+            disk = os.fstatvfs(self._descriptor)
+        needed, free = size - self.size, disk.f_bavail * disk.f_frsize
+        if disk.f_blocks and needed > free:  # some network filesystems report no sizes
+            raise NoRoomForFile(
+                f"There is no space left for {self.path}: it needs {needed} bytes, and {free} are "
+                "free; free some space.",
+                needed=needed,
+                free=free,
+            )
+
     def truncate(self, size: int) -> None:
         """Keep only the first bytes, and hash them."""
+        if self._is_hashed and size == self.size:
+            return
         with disk_errors(self.path):
             os.ftruncate(self._descriptor, size)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -265,15 +320,18 @@ class Partial:
             self._hash = hashlib.sha256()
             while piece := os.read(self._descriptor, _READ_BYTES):
                 self._hash.update(piece)
+        self._is_hashed = True
 
     def write(self, piece: bytes) -> None:
         """Append."""
+        was_hashed, self._is_hashed = self._is_hashed, False  # a failed write may leave some bytes
         with disk_errors(self.path):
             view = memoryview(piece)
             while view:
                 view = view[os.write(self._descriptor, view) :]
         self._hash.update(piece)
         self.size += len(piece)
+        self._is_hashed = was_hashed
         if self.size - self._flushed_bytes >= _WRITE_BEHIND_BYTES:
             self._start_flush()
 

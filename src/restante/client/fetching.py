@@ -6,15 +6,17 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
+from restante import wire
 from restante.client.calls import Extent
 from restante.client.disk import Partial
 from restante.client.retry import Backoff, is_retryable
 from restante.client.sending import ProgressCallback
-from restante.delivery.rules import MAX_FILE_BYTES
+from restante.delivery.rules import MAX_FILE_BYTES, MIB, display_name
 from restante.errors import AnswerInvalid, FileCorrupt, FileTooLarge, RestanteError, UploadGone
 from restante.ids import FileId
 
 _ATTEMPTS = 4
+_MAX_BYTES_UNASKED = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,12 @@ class WaitingFile:
     name: str
     mimetype: str
     size: int
+    display_name: str = ""  # not sent by earlier servers
+
+    @property
+    def original_name(self) -> str:
+        """The name for people: the sender's, if the server knows it."""
+        return self.display_name or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +43,35 @@ class Fetch:
     pieces: AsyncIterator[bytes]
 
 
+class HasLimits(Protocol):
+    """Knows the server's limits; AsyncClient does."""
+
+    async def upload_limits(self) -> wire.UploadLimits: ...
+
+
 class Fetcher(Protocol):
     """Opens a download; AsyncClient is one."""
 
     def fetch(self, file_id: FileId, start: int = 0) -> AbstractAsyncContextManager[Fetch]: ...
 
 
-def check_size(file: WaitingFile, max_bytes: int = MAX_FILE_BYTES) -> None:
-    """Raise FileTooLarge for a file above our own limit, whatever the server allows."""
+def shown_name(sent: object) -> str:
+    """The display name that a server sent, cleaned with the server's own rule; it may be empty."""
+    return display_name(sent) if isinstance(sent, str) and sent else ""
+
+
+async def check_size(client: HasLimits, file: WaitingFile, max_bytes: int | None) -> None:
+    """
+    Raise FileTooLarge for a file above our own limit, whatever the server offers.
+
+    Without a limit of our own it is the server's, which is asked when a file is larger than any
+    server accepts by default; but at most 1 GiB, because a server that lies must not fill the disk.
+    """
+    if max_bytes is None:
+        max_bytes = MAX_FILE_BYTES
+        if file.size > max_bytes:
+            limits = await client.upload_limits()
+            max_bytes = max(max_bytes, min(limits.per_file_bytes, _MAX_BYTES_UNASKED))
     if file.size > max_bytes:
         raise FileTooLarge(
             f"{file.name} has {file.size} bytes, and this side accepts at most {max_bytes}.",
@@ -100,6 +129,9 @@ async def _fetch_rest(
     """Append what is missing; yields the size after each piece."""
     # The last byte is always fetched, because its answer carries the hash of the whole file.
     start = max(min(partial.size, file.size - 1), 0)
+    # Before the request: hashing gigabytes takes so long that the server would give up.
+    await asyncio.to_thread(partial.truncate, start)
+    partial.check_room(file.size)
     async with fetcher.fetch(file.file_id, start) as fetch:
         _check_extent(fetch.extent, file, start)
         partial.truncate(fetch.extent.start)

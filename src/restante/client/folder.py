@@ -3,6 +3,8 @@ A workspace's folder: its credentials, its progress, and the files it has receiv
 
     <root>/.molecule/chat-uploads/<32 hex>-<name>    received files
     <root>/.molecule/restante/                       credentials, progress, and partial files
+
+Files may also be put into another directory; `places` has both.
 """
 
 from contextlib import ExitStack, closing
@@ -12,13 +14,19 @@ from typing import Self
 import msgspec
 
 from restante.client.calls import Credentials
-from restante.client.disk import Directory, Partial, read_below
-from restante.client.poller import unique_name
+from restante.client.disk import Directory, read_below
+from restante.client.places import (
+    HOME,
+    ChatUploads,
+    Into,
+    Place,
+    chosen_directory,
+    remove_stale_partials,
+)
 from restante.client.progress import Progress, Received, State
 from restante.errors import FolderUnusable
 from restante.ids import FileId, as_uuid
 
-HOME = ".molecule"
 UPLOADS = "chat-uploads"
 OURS = "restante"
 _CREDENTIALS = "credentials.json"
@@ -38,23 +46,30 @@ def kept_credentials(root: Path) -> Credentials | None:
 
 
 class Folder:
-    """An open folder; only one process can have it open."""
+    """
+    An open folder; only one process can have it open.
 
-    def __init__(self, root: Path) -> None:
+    With `into`, new files are put into that directory, under the names that their senders gave.
+    """
+
+    def __init__(self, root: Path, into: Path | None = None) -> None:
         self.root = root.absolute()
+        directory = chosen_directory(into) if into else None
         with ExitStack() as opened:
             self._ours = opened.enter_context(Directory.open(root, HOME, OURS))
             self._partials = opened.enter_context(Directory.open(root, HOME, OURS, "arriving"))
-            self.uploads = opened.enter_context(Directory.open(root, HOME, UPLOADS))
+            uploads = opened.enter_context(Directory.open(root, HOME, UPLOADS))
             self._ours.refuse_links(*(_PROGRESS + suffix for suffix in _SQLITE_SUFFIXES))
             progress = Progress.open(self._ours.path / _PROGRESS)
             self.progress = opened.enter_context(closing(progress))
             self._opened = opened.pop_all()
+        self._uploads = ChatUploads(uploads, self._partials, progress)
+        self.new_files: Place = Into(directory, progress) if directory else self._uploads
 
     @classmethod
-    def open(cls, root: Path) -> Self:
+    def open(cls, root: Path, into: Path | None = None) -> Self:
         """Open a folder and create it if needed; raises FolderInUse."""
-        return cls(root)
+        return cls(root, into)
 
     def close(self) -> None:
         """Close the folder, so that another process can open it."""
@@ -81,41 +96,13 @@ class Folder:
         self._ours.replace(new, _CREDENTIALS)
         self._ours.sync()
 
-    def partial(self, file_id: FileId) -> Partial:
-        """Open the partial file of an upload."""
-        return self._partials.partial(f"{file_id}{_PARTIAL}")
-
-    def choose_name(self, file_id: FileId, name: str) -> str:
-        """Choose the final name of a complete file, and record it before the file is placed."""
-        chosen = unique_name(name)
-        self.progress.record(file_id, chosen, State.PLACING)
-        return chosen
-
-    def place(self, file_id: FileId, name: str) -> Path:
-        """
-        Give a file its recorded name, unless an earlier run did.
-
-        If neither the file nor its partial file exists, it was placed and moved away since.
-        """
-        partial = f"{file_id}{_PARTIAL}"
-        if not self.uploads.has(name) and self._is_unplaced(partial):
-            self._partials.place(partial, self.uploads, name)
-        else:
-            self.uploads.sync()
-            self._partials.remove(partial)
-        return self.uploads.path / name
-
-    def _is_unplaced(self, partial: str) -> bool:
-        return self._partials.has(partial) and not self._partials.has_other_name(partial)
-
-    def was_moved_away(self, file_id: FileId, received: Received) -> bool:
-        """Whether a file was placed and no longer exists under its name."""
-        partial = f"{file_id}{_PARTIAL}"
-        return not self.has(received) and not self._is_unplaced(partial)
-
-    def has(self, received: Received) -> bool:
-        """Whether a received file still exists under its name."""
-        return self.uploads.has(received.name)
+    def place_of(self, received: Received | None) -> Place:
+        """Where a file was put when its name was recorded; None for a new one."""
+        if received is None:
+            return self.new_files
+        return (
+            Into(Path(received.directory), self.progress) if received.directory else self._uploads
+        )
 
     def remove_partials(self, *, keep: set[FileId]) -> None:
         """Remove the partial files of all uploads but these."""
@@ -123,10 +110,13 @@ class Folder:
             file_id = as_uuid(name.removesuffix(_PARTIAL))
             if file_id is None or FileId(file_id) not in keep:
                 self._partials.remove(name)
+        if isinstance(self.new_files, Into):
+            remove_stale_partials(self.new_files.path)
 
     def uri_of(self, file_id: FileId) -> str | None:
         """The URI of a received file, None if it has not been received."""
         received = self.progress.received(file_id)
-        if received is None or (received.state is State.PLACING and not self.has(received)):
+        place = self.place_of(received)
+        if received is None or (received.state is State.PLACING and not place.has(received)):
             return None
-        return f"workspace:{self.uploads.path / received.name}"
+        return f"workspace:{place.path / received.name}"

@@ -109,6 +109,7 @@ _CLIENT_ONLY = {
     errors.FolderFull,
     errors.FolderInUse,
     errors.FolderUnusable,
+    errors.NoRoomForFile,
     errors.ServerRefused,
     errors.ServerUnreachable,
 }

@@ -20,14 +20,20 @@ from restante import wire
 from restante.client import calls
 from restante.client.calls import Cursor, FeedPage
 from restante.client.disk import Directory
-from restante.client.fetching import WaitingFile, check_size, fetch_whole
+from restante.client.fetching import WaitingFile, check_size, fetch_whole, shown_name
 from restante.client.http_replies import body_of, decoded
 from restante.client.messages import ANSWER_ROLE, context_of, is_answerable, is_own, said_in
+from restante.client.places import (
+    hidden_partial,
+    place_freely,
+    remove_stale_partials,
+    unique_name,
+)
 from restante.client.retry import Backoff, is_retryable
 from restante.client.sending import ProgressCallback, Source, no_progress
-from restante.delivery.rules import MAX_FILE_BYTES, UPLOAD_METHOD, clean_name
+from restante.delivery.rules import UPLOAD_METHOD, clean_name
 from restante.errors import AnswerInvalid, CursorGone, RestanteError
-from restante.ids import ActivityId, FileId, as_uuid
+from restante.ids import ActivityId, FileId
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
@@ -37,9 +43,6 @@ _MIN_POLL_SECONDS = 1
 _ALL_GONE = "The server rejects every position in its feed as gone."
 _MAX_CURSOR_LOSSES = 2
 
-# By default no server keeps an upload longer.  Where one does, the file is fetched from the start.
-_STALE_PARTIAL_SECONDS = 7 * 24 * 3600
-
 
 class _Announced(msgspec.Struct, frozen=True, rename={"mime_type": "mimeType"}):
     """The body of a row that announces a file."""
@@ -48,6 +51,7 @@ class _Announced(msgspec.Struct, frozen=True, rename={"mime_type": "mimeType"}):
     name: str
     size: Annotated[int, msgspec.Meta(ge=0)]
     mime_type: str = ""
+    display_name: Any = None  # a wrong one must not hide the file
 
 
 class MessageItem:
@@ -129,29 +133,39 @@ class FileItem:
         """The file name, safe on every filesystem."""
         return self.file.name
 
+    @property
+    def display_name(self) -> str:
+        """The name that the sender gave, for people; not safe as a path."""
+        return self.file.original_name
+
     async def save(
         self,
         directory: str | os.PathLike[str],
         *,
-        max_bytes: int = MAX_FILE_BYTES,
+        original_name: bool = False,
+        max_bytes: int | None = None,
         progress: ProgressCallback = no_progress,
     ) -> Path:
         """
         Fetch the file into a directory and return its path; it is complete, verified and synced.
 
-        The name starts with random hex digits, so that no file is replaced.  An interrupted
-        download is resumed from its partial file, `.<file id>.part`.  Raises UploadGone if the
-        server no longer has the file.  An exception that `progress` raises ends the download and
-        is raised here.
+        The name starts with random hex digits, so that no file is replaced; with `original_name` it
+        is the sender's, made safe, and `a (2).txt` if there is an `a.txt`.  An interrupted download
+        is resumed from its partial file, `.<file id>.part`.  Raises UploadGone if the server no
+        longer has the file.  An exception that `progress` raises ends the download and is raised
+        here.
 
-        Partial files in the directory that are a week old and in use by no process are removed.
+        A file above `max_bytes` is refused; by default above the server's limit or 1 GiB.  Partial
+        files in the directory that are a week old and in use by no process are removed.
         """
-        check_size(self.file, max_bytes)
+        await check_size(self._client, self.file, max_bytes)
         path = Path(directory)
-        partial_name = f".{self.file.file_id}.part"
+        partial_name = hidden_partial(self.file.file_id)
         with Directory.open(path) as folder, folder.partial(partial_name) as partial:
-            await asyncio.to_thread(_remove_stale_partials, path)
+            await asyncio.to_thread(remove_stale_partials, path)
             await fetch_whole(self._client, self.file, partial, progress)
+            if original_name:
+                return await asyncio.to_thread(_place_freely, folder, partial_name, self.file)
             return folder.place(partial_name, folder, unique_name(self.name))
 
     async def ack(self) -> None:
@@ -162,22 +176,11 @@ class FileItem:
 Item = FileItem | MessageItem
 
 
-def unique_name(name: str) -> str:
-    """A file name that does not exist yet."""
-    return f"{os.urandom(16).hex()}-{name}"
-
-
-def _remove_stale_partials(path: Path) -> None:
-    """Remove the partial files of uploads that failed and then expired: they are never resumed."""
-    with Directory.open(path) as directory:
-        partials = [name for name in directory.names() if _is_partial(name)]
-        directory.remove_stale_partials(
-            partials, written_before=time.time() - _STALE_PARTIAL_SECONDS
-        )
-
-
-def _is_partial(name: str) -> bool:
-    return name[:1] == "." and name[-5:] == ".part" and as_uuid(name[1:-5]) is not None
+def _place_freely(folder: Directory, partial: str, file: WaitingFile) -> Path:
+    name = place_freely(folder, partial, file)
+    folder.sync()
+    folder.remove(partial)
+    return folder.path / name
 
 
 def announced(row: wire.ActivityRow) -> WaitingFile | None:
@@ -197,7 +200,13 @@ def _file_in(row: wire.ActivityRow) -> WaitingFile | None:
         sent = decoded(row.request_body, _Announced)
     except AnswerInvalid:
         return None
-    return WaitingFile(FileId(sent.file_id), clean_name(sent.name), sent.mime_type, sent.size)
+    return WaitingFile(
+        FileId(sent.file_id),
+        clean_name(sent.name),
+        sent.mime_type,
+        sent.size,
+        shown_name(sent.display_name),
+    )
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -30,9 +30,13 @@ create table if not exists files (
     number integer primary key autoincrement,
     file_id text not null unique,
     name text not null,
-    state text not null
+    state text not null,
+    directory text not null default ''
 )"""
-
+# Databases of earlier releases lack the column, and those releases ignore it.
+_DIRECTORY_COLUMN = "alter table files add column directory text not null default ''"
+_UPDATE = "update files set name = ?, state = ?, directory = ? where file_id = ?"
+_INSERT = "insert into files (name, state, directory, file_id) values (?, ?, ?, ?)"
 
 _OWN_FILES_TABLE = """
 create table if not exists own_files (
@@ -54,7 +58,7 @@ class State(StrEnum):
     """The state of a received file."""
 
     PLACING = "placing"  # complete, and about to get its name
-    HANDLED = "handled"  # its command has succeeded
+    HANDLED = "handled"  # its command, if there is one, has succeeded
     ACKED = "acked"  # acknowledged to the server
 
 
@@ -64,6 +68,11 @@ class Received:
 
     name: str
     state: State
+    directory: str = ""  # absolute; empty for the folder's own
+
+    def now(self, state: State) -> "Received":
+        """The same file in another state."""
+        return replace(self, state=state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,10 @@ class Progress:
     def open(cls, path: Path, *, max_files: int = MAX_FILES) -> Self:
         """Open the database for this process only; raises FolderInUse if another has it open."""
         with _translated_errors(path), ExitStack() as opened:
-            connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+            # Steps that write to the disk run in other threads, one after the other.
+            connection = sqlite3.connect(
+                path, timeout=0, isolation_level=None, check_same_thread=False
+            )
             opened.enter_context(closing(connection))
             connection.execute("pragma locking_mode = exclusive")
             connection.execute("pragma journal_mode = wal")
@@ -97,6 +109,8 @@ class Progress:
             connection.execute(_FILES_TABLE)
             connection.execute(_OWN_FILES_TABLE)
             connection.execute(_ANSWER_TABLE)
+            if "directory" not in _columns(connection, "files"):
+                connection.execute(_DIRECTORY_COLUMN)
             connection.execute("commit")
             opened.pop_all()
         return cls(path, connection, max_files)
@@ -132,24 +146,25 @@ class Progress:
 
     def received(self, file_id: FileId) -> Received | None:
         """The record of a file, None if there is none."""
-        row = self._row("select name, state from files where file_id = ?", str(file_id))
+        row = self._row("select name, state, directory from files where file_id = ?", str(file_id))
         if row is None or not _PLAIN_NAME.fullmatch(str(row[0])):
             return None
         with _translated_errors(self._path):
-            return Received(row[0], State(row[1]))
+            return Received(row[0], State(row[1]), str(row[2]))
 
-    def record(self, file_id: FileId, name: str, state: State) -> None:
+    def record(self, file_id: FileId, file: Received) -> Received:
         """Record the state of a file; delete the oldest records of acknowledged files."""
-        values = (name, state, str(file_id))
+        values = (file.name, file.state, file.directory, str(file_id))
         # Not `insert ... on conflict`: that would use up a number each time.
-        if not self._write("update files set name = ?, state = ? where file_id = ?", *values):
-            self._write("insert into files (name, state, file_id) values (?, ?, ?)", *values)
-        if state is State.ACKED:
+        if not self._write(_UPDATE, *values):
+            self._write(_INSERT, *values)
+        if file.state is State.ACKED:
             self._write(
                 "delete from files where state = 'acked' "
                 "and number <= (select max(number) from files) - ?",
                 self._max_files,
             )
+        return file
 
     def is_own(self, file_id: FileId) -> bool:
         """Whether the workspace uploaded the file itself, for its user."""
@@ -183,6 +198,10 @@ class Progress:
     def _write(self, statement: str, *values: object) -> int:
         with _translated_errors(self._path):
             return self._connection.execute(statement, values).rowcount
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    return {row[1] for row in connection.execute(f"pragma table_info({table})")}
 
 
 @contextmanager

@@ -22,14 +22,15 @@ from restante import errors, wire
 from restante.client import commands
 from restante.client.aio import AsyncClient
 from restante.client.answering import Answers
-from restante.client.fetching import WaitingFile, check_size, fetch_whole
+from restante.client.fetching import WaitingFile, check_size, fetch_whole, shown_name
 from restante.client.folder import Folder
 from restante.client.messages import is_answerable, is_own, pending_file, rewritten, text_of
 from restante.client.own_files import OwnFiles
+from restante.client.places import Place
 from restante.client.poller import WAIT_SECONDS, FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.progress import Received, State
 from restante.client.retry import Backoff, is_retryable
-from restante.delivery.rules import MAX_FILE_BYTES, clean_name
+from restante.delivery.rules import clean_name
 from restante.errors import RestanteError, UploadGone
 from restante.ids import FileId
 
@@ -86,7 +87,7 @@ class Receiver:
         observer: Observer,
         handlers: Handlers = Handlers(),  # noqa: B008 - frozen
         *,
-        max_bytes: int = MAX_FILE_BYTES,
+        max_bytes: int | None = None,
     ) -> None:
         self._client = client
         self._folder = folder
@@ -205,7 +206,7 @@ class Receiver:
         except UploadGone:
             self._observer.gone(file)
         except RestanteError as error:
-            if is_retryable(error) or isinstance(error, (*_DISK_ERRORS, *FINAL)):
+            if is_retryable(error) or _is_about_everything(error):
                 raise
             self._report_failure(file, error)
             self._retry_at = min(self._retry_at, time.monotonic() + _FIRST_RETRY_SECONDS)
@@ -215,53 +216,53 @@ class Receiver:
     def _report_failure(self, file: WaitingFile, error: RestanteError) -> None:
         """Report why a file failed, once per file."""
         if file.file_id not in self._reported:
-            self._observer.failed(file.name, error)
+            self._observer.failed(file.original_name, error)
         self._reported[file.file_id] = None
         if len(self._reported) > _MAX_REPORTED:
             del self._reported[next(iter(self._reported))]
 
     async def _deliver(self, file: WaitingFile) -> None:
         received = self._folder.progress.received(file.file_id)
-        if received and received.state is State.ACKED and self._folder.has(received):
-            await self._acknowledge(file, received.name)
-            return
+        place = self._folder.place_of(received)
         if received and received.state is State.ACKED:
+            if place.has_unchanged(received, file.size):
+                await self._acknowledge(file, received)
+                return
             self._observer.again(file)
-        if received is None or self._must_be_fetched_again(file, received):
-            received = await self._fetch(file)
-        path = await asyncio.to_thread(self._folder.place, file.file_id, received.name)
-        if self._handlers.file and received.state is not State.HANDLED:
+        has_command = bool(self._handlers.file)
+        if not received or place.is_missing(file.file_id, received, has_command=has_command):
+            received, place = None, self._folder.new_files
+            await self._fetch(file, place)
+        received = await asyncio.to_thread(place.place, file, received)
+        path = place.path / received.name
+        if has_command and received.state is not State.HANDLED:
             await self._run_file_command(file, path)
-            self._folder.progress.record(file.file_id, received.name, State.HANDLED)
-        await self._acknowledge(file, received.name)
+        received = await asyncio.to_thread(
+            place.settle, file.file_id, received, has_command=has_command
+        )
+        await self._acknowledge(file, received)
         self._observer.delivered(file, path)
 
-    def _must_be_fetched_again(self, file: WaitingFile, received: Received) -> bool:
-        """Whether it was reopened, or its command moved it away and then failed."""
-        if received.state is State.PLACING and self._handlers.file:
-            return self._folder.was_moved_away(file.file_id, received)
-        return received.state is State.ACKED
-
-    async def _fetch(self, file: WaitingFile) -> Received:
-        check_size(file, self._max_bytes)
+    async def _fetch(self, file: WaitingFile, place: Place) -> None:
+        await check_size(self._client, file, self._max_bytes)
         self._folder.progress.check_room()
         self._observer.arriving(file)
         try:
-            with self._folder.partial(file.file_id) as partial:
+            with place.partial(file.file_id) as partial:
                 await fetch_whole(self._client, file, partial, self._observer.progress)
         finally:
             self._observer.ended()
-        return Received(self._folder.choose_name(file.file_id, file.name), State.PLACING)
 
-    async def _acknowledge(self, file: WaitingFile, name: str) -> None:
+    async def _acknowledge(self, file: WaitingFile, received: Received) -> None:
         with suppress(UploadGone):  # expired, or acknowledged by an earlier run
             await self._client.acknowledge(file.file_id)
-        self._folder.progress.record(file.file_id, name, State.ACKED)
+        self._folder.progress.record(file.file_id, received.now(State.ACKED))
 
     async def _run_file_command(self, file: WaitingFile, path: Path) -> None:
         variables = {
             "RESTANTE_FILE_ID": str(file.file_id),
             "RESTANTE_FILE_NAME": file.name,
+            "RESTANTE_FILE_DISPLAY_NAME": file.original_name,
             "RESTANTE_FILE_TYPE": file.mimetype,
         }
         command = [*self._handlers.file, str(path)]
@@ -313,7 +314,17 @@ class Receiver:
         return self._folder.uri_of(file_id) if file_id else None
 
 
+def _is_about_everything(error: RestanteError) -> bool:
+    return isinstance(error, (*_DISK_ERRORS, *FINAL)) and not isinstance(
+        error, errors.NoRoomForFile
+    )
+
+
 def _waiting_file(upload: wire.PendingUpload) -> WaitingFile:
     return WaitingFile(
-        FileId(upload.file_id), clean_name(upload.name), upload.mime_type, upload.size
+        FileId(upload.file_id),
+        clean_name(upload.name),
+        upload.mime_type,
+        upload.size,
+        shown_name(upload.display_name),
     )

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from restante import wire
 from restante.client import calls
 from restante.client.calls import Part
-from restante.delivery.rules import MAX_FILE_BYTES, clean_mimetype, display_name
+from restante.delivery.rules import (
+    MAX_FILE_BYTES,
+    MAX_FILES_PER_REQUEST,
+    MAX_REQUEST_BYTES,
+    clean_mimetype,
+    display_name,
+)
 from restante.errors import FileTooLarge, FileUnreadable
 
 _PIECE_BYTES = 256 * 1024
@@ -41,24 +48,14 @@ class Outgoing:
 
     @classmethod
     def of(cls, source: "Source") -> "Outgoing":
-        """Read a file's size and guess its type; raises FileUnreadable or FileTooLarge."""
+        """Read a file's size and guess its type; raises FileUnreadable."""
         if isinstance(source, Outgoing):
             return source
         if isinstance(source, Bytes):
             part = Part(source.name, source.mimetype or _guessed(source.name), len(source.content))
-            found = cls(part, source.content)
-        else:
-            path = Path(source)
-            found = cls(Part(path.name, _guessed(path.name), _size(path)), path)
-        if found.part.size > MAX_FILE_BYTES:
-            raise FileTooLarge(
-                f"{found.part.name} has {found.part.size} bytes; the limit for one file is "
-                f"{MAX_FILE_BYTES}.",
-                filename=found.part.name,
-                size=found.part.size,
-                max=MAX_FILE_BYTES,
-            )
-        return found
+            return cls(part, source.content)
+        path = Path(source)
+        return cls(Part(path.name, _guessed(path.name), _size(path)), path)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The content; raises FileUnreadable if the file has become shorter."""
@@ -75,6 +72,23 @@ class Outgoing:
 
 # What can be sent: a path, or bytes with a name.
 Source = Path | str | Bytes | Outgoing
+
+
+# What holds on a server that does not say it.
+DEFAULT_UPLOAD_LIMITS = wire.UploadLimits(MAX_FILE_BYTES, MAX_REQUEST_BYTES, MAX_FILES_PER_REQUEST)
+
+
+def check_sizes(files: Sequence[Outgoing], limits: wire.UploadLimits) -> None:
+    """Raise FileTooLarge for a file that the server would refuse after it was sent."""
+    for part in (file.part for file in files):
+        if part.size > limits.per_file_bytes:
+            raise FileTooLarge(
+                f"{part.name} has {part.size} bytes; the server accepts at most "
+                f"{limits.per_file_bytes} for one file.",
+                filename=part.name,
+                size=part.size,
+                max=limits.per_file_bytes,
+            )
 
 
 def _guessed(name: str) -> str:
