@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 from attacks import MIB
-from callers import ADMIN_TOKEN, Caller, Part, registered
+from callers import ADMIN, ADMIN_TOKEN, Caller, Part, ask, registered
 from impostors import http, impostor, one_after_another
 from processes import RESTANTE, Outcome, clean_environment, restante
 from sites import Site
@@ -20,6 +20,7 @@ from watchers import append
 from restante.client import Credentials
 from restante.client.folder import Folder
 from restante.ids import WorkspaceId
+from restante.text import printable
 
 pytestmark = pytest.mark.anyio
 
@@ -60,10 +61,38 @@ async def test_each_row_is_a_line_oldest_first(caller: Caller):
     first, second = lines_of(await inbox(caller.site.url, caller.id))
 
     when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-    assert re.fullmatch(rf" +1  {when}  file a_b\.txt \(5 B\)", first)
-    assert re.fullmatch(
-        rf" +2  {when}  message message/send from {other.id}: Good morning\. \(\+1 files\)", second
-    )
+    assert re.fullmatch(rf" +1  {when}  canvas: file a_b\.txt \(5 B\)", first)
+    assert re.fullmatch(rf" +2  {when}  {other.id}: Good morning\. \[x\]", second)
+
+
+async def test_both_sides_of_a_conversation_are_shown(caller: Caller):
+    """What the workspace says is in its own feed; only it can write there in its name."""
+    forger = await registered(caller.site)
+    plan = {"uri": "platform-pending:x/y", "name": "plan.pdf"}
+    canvas = {"message": {"parts": [{"kind": "text", "text": "Is it\nready?"}]}}
+    await ask(caller.site, "POST", f"{caller.path}/a2a", json={"params": canvas}, headers=ADMIN)
+    await caller.upload(Part(name="plan.pdf"), X_Workspace_ID=caller.id)
+    await caller.ask("POST", "/notify", json={"message": "Yes." + EVIL, "attachments": [plan]})
+    await forger.message(message("forged") | {"method": "notify"}, to=caller)
+
+    lines = lines_of(await inbox(caller.site.url, caller.id))
+
+    assert [line[29:] for line in lines] == [
+        "canvas: Is it ready?",
+        "agent: file plan.pdf (5 B)",
+        "agent: Yes." + printable(EVIL) + " [plan.pdf]",
+        f"{forger.id}: notify: forged [x]",
+    ]
+
+
+async def test_many_files_of_a_message_are_counted(caller: Caller):
+    files = [{"kind": "file", "file": {"uri": "u", "name": f"{n}"}} for n in range(12)]
+    body = {"method": "message/send", "params": {"message": {"parts": files}}}
+    await caller.message(body, to=caller)
+
+    (line,) = lines_of(await inbox(caller.site.url, caller.id))
+
+    assert line[29:] == "agent: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 2 more]"
 
 
 async def test_json_is_one_row_per_line(caller: Caller):

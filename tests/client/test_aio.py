@@ -167,6 +167,15 @@ async def test_an_unreadable_file_is_refused(client: AsyncClient, tmp_path: Path
         await client.send_files(client.workspace_id, [tmp_path / name])
 
 
+async def test_a_message_of_many_mib_is_queued(client: AsyncClient):
+    text = "x" * 15_000_000
+
+    await client.send_message(client.workspace_id, {"message": {"content": text}})
+
+    (row,) = (await client.feed()).rows
+    assert msgspec.json.decode(row.request_body)["params"]["message"]["parts"][0]["text"] == text
+
+
 async def test_a_message_is_queued(client: AsyncClient, admin: AsyncClient):
     answer = await admin.send_message(client.workspace_id, HELLO)
 

@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 from sites import Site
 
 from restante.client import AsyncClient, Bytes, calls
-from restante.client.calls import Extent, Part, Reply
+from restante.client.calls import Extent, Part
+from restante.client.http_replies import Reply
 from restante.client.sending import MultipartBody, Outgoing
 from restante.delivery.rules import clean_mimetype, clean_name
 from restante.errors import AnswerInvalid

@@ -10,7 +10,8 @@ from hypothesis import given, strategies as st
 
 from restante import wire
 from restante.client import calls
-from restante.client.calls import Call, Cursor, Part, Reply
+from restante.client.calls import Call, Cursor, Part
+from restante.client.http_replies import Reply, body_of
 from restante.errors import AnswerInvalid, RestanteError
 from restante.ids import ActivityId, FileId, WorkspaceId
 
@@ -240,7 +241,7 @@ def test_the_body_of_a_row_is_decoded_on_access(sent: bytes):
     (found,) = ALL_CALLS["feed"].read(reply).rows
 
     with pytest.raises(AnswerInvalid, match="cannot be understood"):
-        calls.body_of(found)
+        body_of(found)
 
 
 JSON = st.recursive(

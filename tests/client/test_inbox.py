@@ -15,7 +15,7 @@ from sites import Site
 
 from restante import wire
 from restante.client import AsyncClient, Cursor, FileItem, Item, MessageItem, calls
-from restante.client.calls import Reply
+from restante.client.http_replies import Reply
 from restante.client.poller import announced
 from restante.errors import FileTooLarge, UploadGone
 from restante.ids import WorkspaceId

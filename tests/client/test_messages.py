@@ -168,7 +168,10 @@ def test_a_uri_of_another_workspace_is_ignored():
     ("parts", "text"),
     [
         ([], "(no text)"),
-        ([{"kind": "text", "text": "Good"}, {"kind": "text", "text": "morning."}], "Good morning."),
+        (
+            [{"kind": "text", "text": "Good"}, {"kind": "text", "text": "morning."}],
+            "Good\nmorning.",
+        ),
         ([part(PENDING)], "(no text) (+1 files)"),
         ([{"text": "See"}, part(PENDING), part("x")], "See (+2 files)"),
         ([{"text": 7}, {"text": None}], "(no text)"),

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from restante import errors
-from restante.client import calls
-from restante.client.calls import Reply
+from restante.client import http_replies
+from restante.client.http_replies import Reply
 from restante.errors import (
     AnswerInvalid,
     CursorGone,
@@ -26,7 +26,7 @@ def refusal(status: int, said: Any, **headers: str) -> RestanteError:
     named = {name.replace("_", "-").lower(): value for name, value in headers.items()}
     body = said if isinstance(said, bytes) else msgspec.json.encode(said)
     with pytest.raises(RestanteError) as caught:
-        calls.raise_for_status(Reply(status, named, body))
+        http_replies.raise_for_status(Reply(status, named, body))
     return caught.value
 
 
@@ -52,7 +52,7 @@ def test_extra_fields_become_facts():
 
 @pytest.mark.parametrize("status", [200, 206])
 def test_a_success_raises_nothing(status: int):
-    calls.raise_for_status(Reply(status, {}, b"whatever"))
+    http_replies.raise_for_status(Reply(status, {}, b"whatever"))
 
 
 @pytest.mark.parametrize(

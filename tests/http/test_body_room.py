@@ -110,6 +110,25 @@ async def test_who_has_had_its_time_gives_way_to_who_waits(run: Any):
     assert room.free_bytes == 4 * MIB
 
 
+async def test_who_does_not_wait_for_a_client_does_not_give_way(run: Any):
+    """What has arrived is stored soon; to begin anew would cost everybody more."""
+    room = BodyRoom(4 * MIB, sure_seconds=0, longest_wait_seconds=60)
+    leave = asyncio.Event()
+
+    async def store() -> None:
+        async with body(room, 3 * MIB) as place:
+            place.gives_way = False
+            await leave.wait()
+
+    storing = run(store())
+    await until(lambda: asyncio.sleep(0, room.free_bytes == MIB))
+    waiting = run(kept(room, 3 * MIB, "b", leave))
+    await until(lambda: asyncio.sleep(0, len(room._waiting) == 1))
+    leave.set()
+
+    await asyncio.gather(storing, waiting)
+
+
 async def test_nobody_gives_way_who_need_not(run: Any):
     """Only as many end as make room, the longest ones first."""
     room = BodyRoom(4 * MIB, sure_seconds=0, longest_wait_seconds=60)

@@ -40,11 +40,11 @@ class Access:
     token: Annotated[str | None, Parameter(show_default=False)] = None
     data_dir: Annotated[Path | None, Parameter(show_default=False)] = None
 
-    def client(self) -> "AsyncClient":
+    def client(self, workspace_id: WorkspaceId | None = None) -> "AsyncClient":
         """A client with the given token, or with the admin token of this machine."""
         from restante.client.aio import AsyncClient
 
-        return AsyncClient(self.address, token=self._required_token())
+        return AsyncClient(self.address, token=self._required_token(), workspace_id=workspace_id)
 
     @property
     def address(self) -> str:
@@ -75,6 +75,17 @@ class Access:
             return (Path(directory).expanduser() / "admin-token").read_text().strip()
         except (OSError, ValueError):
             return None
+
+
+def client_of_folder(folder: Path) -> "AsyncClient":
+    """A client with the workspace and the token of a connected folder."""
+    from restante.client.aio import AsyncClient
+    from restante.client.folder import kept_credentials
+
+    kept = kept_credentials(folder)
+    if kept is None:
+        raise BadRequest(f"{folder} is not connected: run `restante connect` there first.")
+    return AsyncClient.of(kept)
 
 
 def _default_directory() -> Path | None:

@@ -37,6 +37,7 @@ def connect(
     once: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     exec: str | None = None,  # noqa: A002 - the flag's name
     on_message: str | None = None,
+    reply: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     max_file_bytes: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     registration_token: Annotated[
         str | None, Parameter(env_var="RESTANTE_REGISTRATION_TOKEN", show_env_var=True)
@@ -71,6 +72,9 @@ def connect(
     on_message
         Run this command for each message, with the feed row as JSON on standard input. The next
         message follows only after the command has succeeded.
+    reply
+        Send what the command of --on-message prints as the answer, to the user or to the workspace
+        that sent the message. If it prints nothing, there is no answer.
     max_file_bytes
         Refuse larger files. [default: what the server accepts, but at most 1 GiB]
     registration_token
@@ -79,12 +83,15 @@ def connect(
     from restante.client import commands
     from restante.client.folder import Folder
 
+    if reply and on_message is None:
+        raise BadRequest("--reply sends what a command prints: say which with --on-message.")
     options = _Options(
         name=name,
         registration_token=registration_token,
         once=once,
         file_command=commands.words_of(exec) if exec is not None else (),
         message_command=commands.words_of(on_message) if on_message is not None else (),
+        answers=reply,
         max_file_bytes=max_file_bytes,
     )
     root = dir or into or Path()
@@ -110,6 +117,7 @@ class _Options:
     once: bool
     file_command: Sequence[str]
     message_command: Sequence[str]
+    answers: bool
     max_file_bytes: int | None
 
 
@@ -149,7 +157,7 @@ async def _receive(
             name = options.name or platform.node() or "workspace"
             folder.keep(await client.register(name, registration_token=options.registration_token))
         display.began(client.url, client.workspace_id, folder.new_files.path)
-        handlers = Handlers(options.file_command, options.message_command)
+        handlers = Handlers(options.file_command, options.message_command, options.answers)
         receiver = Receiver(client, folder, display, handlers, max_bytes=options.max_file_bytes)
         try:
             if is_known and options.name:

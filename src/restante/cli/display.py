@@ -85,6 +85,10 @@ class Display:
         """A message was received and its command, if any, succeeded."""
         self.line(f"message {method}: {text}")
 
+    def answered(self, text: str) -> None:
+        """What the command of the message printed was sent as the answer."""
+        self.line(f"answered: {text}")
+
     def missed(self, rows: int) -> None:
         """The server deleted feed rows before we read them."""
         self.line(f"{rows} feed rows were deleted before they were read.", style="red")

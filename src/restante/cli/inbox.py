@@ -1,19 +1,20 @@
-"""`restante inbox`: show a workspace's feed without changing anything."""
+"""`restante inbox`: show a workspace's conversation without changing anything."""
 
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from cyclopts import App, Group, Parameter
 
 from restante import wire
-from restante.cli.access import Access, workspace_named
-from restante.cli.output import json_text, shown_bytes
+from restante.cli.access import Access, client_of_folder, workspace_named
+from restante.cli.conversation import line_of
+from restante.cli.output import json_text
 from restante.errors import BadRequest, CursorGone, RestanteError
 from restante.ids import ActivityId, WorkspaceId
-from restante.text import printable
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
@@ -40,9 +41,10 @@ def inbox(
     access: Access = Access(),  # noqa: B008 - frozen
 ) -> None:
     """
-    Show the newest rows of a workspace's feed, oldest first.
+    Show the newest rows of a workspace's feed, oldest first: both sides of the conversation.
 
-    Read-only: nothing is fetched, acknowledged or marked as handled.
+    The canvas, other workspaces by their id, and the agent; in a folder of your own, the agent is
+    you. Read-only: nothing is fetched, acknowledged or marked as handled.
 
     Example: restante inbox laptop --follow
 
@@ -61,7 +63,7 @@ def inbox(
     """
     if not 1 <= limit <= 500:
         raise BadRequest("--limit must be from 1 to 500.")
-    show = _show_json if json else _show_line
+    show = _show_json if json else partial(_show_line, agent="you" if dir else "agent")
     asyncio.run(_show_feed(workspace, dir, access, limit, show, follow=follow))
 
 
@@ -74,7 +76,7 @@ async def _show_feed(
     *,
     follow: bool,
 ) -> None:
-    async with _client(access, folder) as client:
+    async with client_of_folder(folder) if folder else access.client() as client:
         workspace_id = await _workspace_id(client, workspace)
         newest = await client.feed(limit=limit, of=workspace_id)
         await _show_older(client, workspace_id, newest, limit, show)
@@ -146,18 +148,6 @@ def _after_gap(cursor: "Cursor", gone: CursorGone, limit: int) -> "Cursor":
     return Cursor(max(int(gone.facts.get("latest_seq", 0)) - limit, lowest - 1))
 
 
-def _client(access: Access, folder: Path | None) -> "AsyncClient":
-    from restante.client.aio import AsyncClient
-    from restante.client.folder import kept_credentials
-
-    if folder is None:
-        return access.client()
-    kept = kept_credentials(folder)
-    if kept is None:
-        raise BadRequest(f"{folder} is not connected: run `restante connect` there first.")
-    return AsyncClient.of(kept)
-
-
 async def _workspace_id(client: "AsyncClient", workspace: str | None) -> WorkspaceId:
     if workspace is not None:
         return await workspace_named(client, workspace)
@@ -176,13 +166,5 @@ def _show_json(row: wire.ActivityRow) -> None:
     print(json_text(row))
 
 
-def _show_line(row: wire.ActivityRow) -> None:
-    from restante.client.calls import body_of
-    from restante.client.messages import text_of
-    from restante.client.poller import announced
-
-    file = announced(row)
-    what = f"file {file.name} ({shown_bytes(file.size)})" if file else f"message {row.method}"
-    text = "" if file else f": {text_of(body_of(row))}"
-    sender = f" from {row.source_id}" if row.source_id else ""
-    print(f"{row.seq:>6}  {row.created_at:%Y-%m-%d %H:%M:%S}  " + printable(what + sender + text))
+def _show_line(row: wire.ActivityRow, *, agent: str) -> None:
+    print(line_of(row, agent=agent))

@@ -12,6 +12,7 @@ from restante.cli import (
     connect,
     inbox,
     migrate,
+    notify,
     send,
     serve,
     status,
@@ -35,7 +36,7 @@ app = App(
     help_epilogue=_EXIT_CODES,
 )
 _GROUPS = {
-    Group("Receive and send", sort_key=0): (connect, send, inbox),
+    Group("Receive and send", sort_key=0): (connect, send, notify, inbox),
     Group("Run a server", sort_key=1): (serve, status, uploads, sweep, migrate),
     Group("Other", sort_key=2): (completion,),
 }

@@ -1,7 +1,7 @@
 """The asyncio client: sends the requests that `calls` builds, and retries the repeatable ones."""
 
 import asyncio
-import os
+import io
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -14,10 +14,18 @@ import aiohttp
 from yarl import URL
 
 from restante import __version__, wire
-from restante.client import calls
+from restante.client import calls, notifying
 from restante.client.addresses import proxy_for, server_url
-from restante.client.calls import Call, Credentials, Cursor, FeedPage, Reply
+from restante.client.calls import Call, Credentials, Cursor, FeedPage
 from restante.client.fetching import Fetch
+from restante.client.http_replies import failure, reply_of
+from restante.client.messages import (
+    Attachment,
+    Said,
+    attached,
+    checked_text,
+    text_message,
+)
 from restante.client.poller import Inbox
 from restante.client.retry import Backoff, is_retryable
 from restante.client.sending import (
@@ -27,12 +35,12 @@ from restante.client.sending import (
     ProgressCallback,
     Source,
     check_sizes,
+    inlined,
     no_progress,
 )
 from restante.delivery.rules import MAX_FILE_BYTES, Pace, time_allowed
-from restante.errors import AnswerInvalid, BadRequest, RestanteError, ServerUnreachable
+from restante.errors import AnswerInvalid, BadRequest, RestanteError
 from restante.ids import FileId, WorkspaceId
-from restante.text import printable
 
 T = TypeVar("T")
 
@@ -217,11 +225,56 @@ class AsyncClient:
                 raise AnswerInvalid("The server's list of workspaces does not advance.")
             after = page.next_after
 
-    async def send_message(
-        self, to: WorkspaceId | UUID, message: Mapping[str, Any]
+    async def send_message(  # noqa: PLR0913 - the fields of a message
+        self,
+        to: WorkspaceId | UUID,
+        message: str | Mapping[str, Any],
+        *,
+        files: Sequence[Source] = (),
+        attachments: Sequence[Attachment] = (),
+        context_id: str | None = None,
+        message_id: str | None = None,
+        role: str = "user",
     ) -> dict[str, Any]:
-        """Send a JSON-RPC message once; after ServerUnreachable it may have been delivered."""
+        """
+        Send a text, or a whole JSON-RPC request; returns the server's or the workspace's answer.
+
+        `files` travel inside of the message, which may have 16 MiB; `attachments` refer to files
+        that `send_files` has sent.  The message is sent again after a temporary failure, with the
+        same `messageId`, and queued once.
+        """
+        if isinstance(message, str):
+            message = text_message(
+                message,
+                [*await inlined(files), *map(attached, attachments)],
+                message_id=message_id,
+                context_id=context_id,
+                role=role,
+            )
+        elif files or attachments or context_id or message_id:
+            raise BadRequest("A JSON-RPC request has its own files and ids: they go with a text.")
         return await self.send(calls.send_message(WorkspaceId(to), message))
+
+    async def notify(
+        self,
+        text: str,
+        *,
+        files: Sequence[Source] = (),
+        attachments: Sequence[Attachment] = (),
+        since: Cursor | None = None,
+    ) -> None:
+        """
+        Say something to the workspace's user, at the canvas.
+
+        The protocol has no id for it, so it is sent once; if the answer is lost, the feed tells
+        whether it arrived.  Raises ServerUnreachable or OutcomeUnknown if it had not arrived when
+        the feed was read.  With `since`, nothing is sent if the same was said after that row.
+        """
+        checked_text(text)
+        own = self.workspace_id
+        sent = await self._upload(own, files, caller=own) if files else []
+        said = Said(text, [attached(one) for one in (*attachments, *sent)])
+        await notifying.say(self, said, since)
 
     async def upload_limits(self) -> wire.UploadLimits:
         """The largest files and requests that the server accepts; the defaults if it is older."""
@@ -247,12 +300,25 @@ class AsyncClient:
         `progress` gets the number of bytes sent so far, which restarts at 0 with a retry.  An
         exception that it raises ends the request and is raised here; nothing is stored then.
         """
+        return await self._upload(
+            WorkspaceId(to), files, ttl_seconds=ttl_seconds, progress=progress
+        )
+
+    async def _upload(
+        self,
+        to: WorkspaceId,
+        files: Sequence[Source],
+        *,
+        ttl_seconds: int | None = None,
+        progress: ProgressCallback = no_progress,
+        caller: WorkspaceId | None = None,
+    ) -> list[wire.StagedFile]:
         key = uuid4().hex
         outgoing = [Outgoing.of(file) for file in files]
         if any(file.part.size > MAX_FILE_BYTES for file in outgoing):
             check_sizes(outgoing, await self.upload_limits())
         parts = [file.part for file in outgoing]
-        call = calls.upload(WorkspaceId(to), parts, key=key, ttl_seconds=ttl_seconds)
+        call = calls.upload(to, parts, key=key, ttl_seconds=ttl_seconds, caller=caller)
         answer = await self.send(call, body=MultipartBody(key, outgoing, progress))
         return answer.files
 
@@ -263,7 +329,7 @@ class AsyncClient:
         async with await self._request(call, self._token) as answer:
             is_refused = answer.status not in {200, 206}
             body = await self._read_all(answer) if is_refused else b""
-            extent = call.read(_reply(answer, body))
+            extent = call.read(reply_of(answer, body))
             yield Fetch(extent, self._pieces(answer))
 
     async def send(
@@ -293,7 +359,7 @@ class AsyncClient:
     ) -> T:
         with self._connection_errors():
             async with await self._request(call, token, body) as answer:
-                return call.read(_reply(answer, await self._read_all(answer)))
+                return call.read(reply_of(answer, await self._read_all(answer)))
 
     async def _request(
         self, call: Call[Any], token: str | None, body: MultipartBody | None = None
@@ -307,7 +373,8 @@ class AsyncClient:
                 URL(self.url + call.path),
                 params=call.query,
                 headers=dict(call.headers) | _authorization(token),
-                data=body.pieces() if body else call.body,
+                # A large body is read in pieces: written at once, it would stop the event loop.
+                data=body.pieces() if body else call.body and io.BytesIO(call.body),
                 allow_redirects=False,
                 timeout=self._timeout(call),
             )
@@ -343,7 +410,7 @@ class AsyncClient:
         try:
             yield
         except _CONNECTION_ERRORS as error:
-            raise _failure(self.url, error) from error
+            raise failure(self.url, error) from error
 
 
 def _upload_seconds(call: Call[Any]) -> float | None:
@@ -362,22 +429,3 @@ def _authorization(token: str | None) -> dict[str, str]:
     if token and not token.isprintable():
         raise BadRequest("The token contains a line break or a control character.")
     return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def _failure(url: str, error: Exception) -> RestanteError:
-    if isinstance(error, aiohttp.ClientResponseError):
-        reason = printable(error.message.partition("\n")[0]).rstrip(": ")
-        return AnswerInvalid(f"{url} does not speak valid HTTP: {reason}.")
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0  # negative for a failed DNS lookup
-        reason = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
-        return ServerUnreachable(f"{url} cannot be reached: {reason}.")
-    if isinstance(error, TimeoutError):
-        return ServerUnreachable(f"{url} did not answer in time.")
-    reason = printable(str(error)) or type(error).__name__
-    return ServerUnreachable(f"The connection to {url} was lost: {reason}.")
-
-
-def _reply(answer: aiohttp.ClientResponse, body: bytes) -> Reply:
-    headers = {name.lower(): value for name, value in answer.headers.items()}
-    return Reply(answer.status, headers, body)

@@ -15,34 +15,30 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from restante import errors, wire
-from restante.delivery.rules import UNKNOWN_TYPE, clean_mimetype, clean_name, display_name
-from restante.errors import AnswerInvalid, RestanteError, ServerRefused
+from restante import wire
+from restante.client.http_replies import Reply, decoded, number_in, raise_for_status
+from restante.delivery.rules import MIB, UNKNOWN_TYPE, clean_mimetype, clean_name, display_name
+from restante.errors import AnswerInvalid, MessageTooLarge
 from restante.ids import ActivityId, FileId, WorkspaceId
-from restante.text import printable
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 ROWS_PER_PAGE = 50
 
+# A message with all that is in it, as JSON.
+MAX_MESSAGE_BYTES = 16 * MIB
+
+# A message to a push workspace is answered by that workspace; servers wait so long by default.
+_PUSH_SECONDS = 60
+
 _MAX_SEQ = 2**63 - 1
-_MAX_MESSAGE_LENGTH = 500
 
 # Follows the bytes of each part.
 PART_END = b"\r\n"
 
 _SHA256 = re.compile(r"sha-256=:([A-Za-z0-9+/=]+):")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer with its body; header names are in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +53,7 @@ class Call(Generic[T]):
     body: bytes | None = None
     # Idempotent: safe to send again after a failure.
     repeatable: bool = False
-    # How long the server was asked to wait before it answers.
+    # How long the server may wait before it answers.
     wait_seconds: float = 0
 
 
@@ -163,11 +159,38 @@ def acknowledge_feed(workspace_id: WorkspaceId, cursor: Cursor) -> Call[wire.Fee
 
 def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[dict[str, Any]]:
     """
-    Send a message; not repeatable, because a second request may be a second message.
+    Send a message; raises MessageTooLarge.
 
-    A message without a `messageId` gets one, by which receivers can detect duplicates.
+    A message without a `messageId` gets one: servers queue the same id of the same sender once, so
+    the request is repeatable.  Any other JSON-RPC request is not.
     """
-    return _post(f"/workspaces/{workspace_id}/a2a", dict[str, Any], _with_id(message))
+    sent = _with_id(message)
+    path = f"/workspaces/{workspace_id}/a2a"
+    call = _post(path, dict[str, Any], sent, repeatable=_has_id(sent), wait_seconds=_PUSH_SECONDS)
+    check_message_size(len(call.body or b""))
+    return call
+
+
+def notify(
+    workspace_id: WorkspaceId, text: str, attachments: Sequence[Mapping[str, Any]]
+) -> Call[wire.Status]:
+    """Say something to the workspace's user; not repeatable, because the protocol has no id."""
+    sent = {"message": text, "attachments": attachments}
+    return _post(f"/workspaces/{workspace_id}/notify", wire.Status, sent)
+
+
+def check_message_size(size: int) -> None:
+    """Raise MessageTooLarge for a message of more bytes than servers accept."""
+    if size > MAX_MESSAGE_BYTES:
+        raise MessageTooLarge(
+            f"The message has {size} bytes with its files; the limit is {MAX_MESSAGE_BYTES}.",
+            max=MAX_MESSAGE_BYTES,
+        )
+
+
+def _has_id(body: Mapping[str, Any]) -> bool:
+    message = _object((_object(body.get("params")) or {}).get("message")) or {}
+    return isinstance(message.get("messageId"), str)
 
 
 def _with_id(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -228,9 +251,18 @@ def upload_limits() -> Call[wire.UploadLimits]:
 
 
 def upload(
-    workspace_id: WorkspaceId, parts: Sequence[Part], *, key: str, ttl_seconds: int | None
+    workspace_id: WorkspaceId,
+    parts: Sequence[Part],
+    *,
+    key: str,
+    ttl_seconds: int | None,
+    caller: WorkspaceId | None = None,
 ) -> Call[wire.UploadAnswer]:
-    """Upload files; the key is the idempotency key and the multipart boundary."""
+    """
+    Upload files; the key is the idempotency key and the multipart boundary.
+
+    `caller` is the workspace if it uploads them itself, for its user.
+    """
     ends = len(PART_END) * len(parts) + len(body_end(key))
     length = sum(len(part_head(key, part)) + part.size for part in parts) + ends
     return Call(
@@ -241,6 +273,7 @@ def upload(
             "Content-Type": f"multipart/form-data; boundary={key}",
             "Content-Length": str(length),
             wire.IDEMPOTENCY_KEY: key,
+            **({wire.CALLER_ID: str(caller)} if caller else {}),
         },
         read=_reader(wire.UploadAnswer),
         repeatable=True,
@@ -272,7 +305,14 @@ def _upload(workspace_id: WorkspaceId, file_id: FileId, what: str) -> str:
     return f"/workspaces/{workspace_id}/pending-uploads/{quote(str(file_id))}/{what}"
 
 
-def _post(path: str, answer: type[T], sent: object, *, repeatable: bool = False) -> Call[T]:
+def _post(
+    path: str,
+    answer: type[T],
+    sent: object,
+    *,
+    repeatable: bool = False,
+    wait_seconds: float = 0,
+) -> Call[T]:
     return Call(
         method="POST",
         path=path,
@@ -280,6 +320,7 @@ def _post(path: str, answer: type[T], sent: object, *, repeatable: bool = False)
         body=msgspec.json.encode(sent),
         read=_reader(answer),
         repeatable=repeatable,
+        wait_seconds=wait_seconds,
     )
 
 
@@ -291,22 +332,6 @@ def _reader(answer: type[U]) -> Callable[[Reply], U]:
     return read
 
 
-def decoded(body: bytes | msgspec.Raw, answer: type[U]) -> U:
-    """Decode JSON from a server; raises AnswerInvalid."""
-    try:
-        return msgspec.json.decode(body, type=answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = f"it cannot be understood: {error}."
-        if bytes(body)[:100].lstrip().startswith(b"<"):
-            reason = "it is a web page. Check the address, or log in to this network."
-        raise AnswerInvalid(f"The answer is not from a Restante server: {reason}") from error
-
-
-def body_of(row: wire.ActivityRow) -> Any:
-    """Decode the body of a row, which is not validated with the page; raises AnswerInvalid."""
-    return decoded(row.request_body, cast("type[Any]", Any))
-
-
 def _feed_page(reply: Reply) -> FeedPage:
     raise_for_status(reply)
     rows = decoded(reply.body, list[wire.ActivityRow])
@@ -316,21 +341,16 @@ def _feed_page(reply: Reply) -> FeedPage:
     highest = rows[-1].seq if rows else 0
     return FeedPage(
         rows,
-        lowest_seq=_number(reply, wire.LOWEST_SEQ, 1),
-        latest_seq=_number(reply, wire.LATEST_SEQ, highest),
-        acked_seq=_number(reply, wire.ACKED_SEQ, 0),
+        lowest_seq=number_in(reply, wire.LOWEST_SEQ, 1),
+        latest_seq=number_in(reply, wire.LATEST_SEQ, highest),
+        acked_seq=number_in(reply, wire.ACKED_SEQ, 0),
     )
-
-
-def _number(reply: Reply, header: str, default: int) -> int:
-    text = reply.headers.get(header.lower(), "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else default
 
 
 def _extent(reply: Reply) -> Extent:
     """Parse which bytes follow; raises AnswerInvalid for missing or contradictory headers."""
     raise_for_status(reply)
-    length = _number(reply, "Content-Length", -1)
+    length = number_in(reply, "Content-Length", -1)
     start, size = 0, length
     if reply.status == 206:
         found = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", ""))
@@ -350,58 +370,3 @@ def _digest(reply: Reply) -> bytes:
     if len(digest) != 32:
         raise AnswerInvalid("The server's headers do not give the SHA-256 of the file.")
     return digest
-
-
-def raise_for_status(reply: Reply) -> None:
-    """Raise the error class of the answer's code; does nothing for a success."""
-    if reply.status in {200, 206}:
-        return
-    if 300 <= reply.status < 400:
-        location = printable(
-            reply.headers.get("location", "nowhere"), max_length=_MAX_MESSAGE_LENGTH
-        )
-        raise AnswerInvalid(
-            f"The server redirects to {location}; the token is not sent there. "
-            "If that is the right address, use it."
-        )
-    raise _error_of(reply)
-
-
-def _error_of(reply: Reply) -> RestanteError:
-    try:
-        fields = msgspec.json.decode(reply.body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        fields = {}
-    facts = {key: fact for key, fact in fields.items() if isinstance(fact, str | int | float)}
-    code = str(facts.pop("code", ""))
-    message = printable(str(facts.pop("error", "")), max_length=_MAX_MESSAGE_LENGTH)
-    facts["retry_after"] = _number(reply, "Retry-After", 0)
-    known = _BY_CODE.get(code)
-    if known and message:
-        return known(message, **facts)
-    message = message or f"The server answered with status {reply.status} and no reason."
-    return ServerRefused(message, **facts | {"status": reply.status, "refused_as": code})
-
-
-# Raised on this side only: a server that sends one of these codes is not believed.
-_CLIENT_ONLY = {
-    errors.AnswerInvalid,
-    errors.CommandFailed,
-    errors.FileCorrupt,
-    errors.FileUnreadable,
-    errors.FolderFull,
-    errors.FolderInUse,
-    errors.FolderUnusable,
-    errors.NoRoomForFile,
-    errors.ServerRefused,
-    errors.ServerUnreachable,
-}
-
-
-def _by_code() -> dict[str, type[RestanteError]]:
-    found = (item for item in vars(errors).values() if isinstance(item, type))
-    classes = [c for c in found if issubclass(c, RestanteError) and c is not RestanteError]
-    return {error.code: error for error in classes if error not in _CLIENT_ONLY}
-
-
-_BY_CODE = _by_code()

@@ -17,6 +17,7 @@ from uuid import UUID
 from restante import wire
 from restante.client.aio import DEFAULT_LIMITS, AsyncClient, Limits
 from restante.client.calls import ROWS_PER_PAGE, Credentials, Cursor, FeedPage
+from restante.client.messages import Attachment
 from restante.client.poller import FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.sending import ProgressCallback, Source, no_progress
 from restante.ids import FileId, WorkspaceId
@@ -107,6 +108,22 @@ class BlockingMessage:
     def body(self) -> Any:
         """The message as it was sent."""
         return self._item.body
+
+    @property
+    def text(self) -> str:
+        """The text of the message, empty if it has none."""
+        return self._item.text
+
+    @property
+    def is_answerable(self) -> bool:
+        """Whether the message asks for an answer; an answer does not."""
+        return self._item.is_answerable
+
+    def reply(
+        self, text: str, *, files: Sequence[Source] = (), message_id: str | None = None
+    ) -> None:
+        """Answer the sender; see MessageItem.reply."""
+        self._loop.run(self._item.reply(text, files=files, message_id=message_id))
 
     def ack(self) -> None:
         """Record on the server that the feed has been handled up to this message."""
@@ -294,9 +311,40 @@ class Client:
         """All workspaces; needs the admin token."""
         return self._loop.each(self._client.workspaces())
 
-    def send_message(self, to: WorkspaceId | UUID, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a JSON-RPC message once; after ServerUnreachable it may have been delivered."""
-        return self._loop.run(self._client.send_message(to, message))
+    def send_message(  # noqa: PLR0913 - the fields of a message
+        self,
+        to: WorkspaceId | UUID,
+        message: str | Mapping[str, Any],
+        *,
+        files: Sequence[Source] = (),
+        attachments: Sequence[Attachment] = (),
+        context_id: str | None = None,
+        message_id: str | None = None,
+        role: str = "user",
+    ) -> dict[str, Any]:
+        """Send a text, or a whole JSON-RPC request; returns the answer."""
+        return self._loop.run(
+            self._client.send_message(
+                to,
+                message,
+                files=files,
+                attachments=attachments,
+                context_id=context_id,
+                message_id=message_id,
+                role=role,
+            )
+        )
+
+    def notify(
+        self,
+        text: str,
+        *,
+        files: Sequence[Source] = (),
+        attachments: Sequence[Attachment] = (),
+        since: Cursor | None = None,
+    ) -> None:
+        """Say something to the workspace's user, at the canvas."""
+        self._loop.run(self._client.notify(text, files=files, attachments=attachments, since=since))
 
     def upload_limits(self) -> wire.UploadLimits:
         """The largest files and requests that the server accepts; the defaults if it is older."""

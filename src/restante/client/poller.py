@@ -8,7 +8,7 @@ handled comes again, and possibly those before it on the same page.
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -18,9 +18,11 @@ import msgspec
 
 from restante import wire
 from restante.client import calls
-from restante.client.calls import Cursor, FeedPage, body_of, decoded
+from restante.client.calls import Cursor, FeedPage
 from restante.client.disk import Directory
 from restante.client.fetching import WaitingFile, check_size, fetch_whole, shown_name
+from restante.client.http_replies import body_of, decoded
+from restante.client.messages import ANSWER_ROLE, context_of, is_answerable, is_own, said_in
 from restante.client.places import (
     hidden_partial,
     place_freely,
@@ -28,7 +30,7 @@ from restante.client.places import (
     unique_name,
 )
 from restante.client.retry import Backoff, is_retryable
-from restante.client.sending import ProgressCallback, no_progress
+from restante.client.sending import ProgressCallback, Source, no_progress
 from restante.delivery.rules import UPLOAD_METHOD, clean_name
 from restante.errors import AnswerInvalid, CursorGone, RestanteError
 from restante.ids import ActivityId, FileId
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
 
 WAIT_SECONDS = 30
-_NOTIFY = "notify"
 _MIN_POLL_SECONDS = 1
 _ALL_GONE = "The server rejects every position in its feed as gone."
 _MAX_CURSOR_LOSSES = 2
@@ -75,6 +76,38 @@ class MessageItem:
     def body(self) -> Any:
         """The message as it was sent."""
         return body_of(self.row)
+
+    @property
+    def text(self) -> str:
+        """The text of the message, empty if it has none."""
+        return said_in(self.body).text
+
+    @property
+    def is_answerable(self) -> bool:
+        """Whether the message asks for an answer; an answer does not."""
+        return is_answerable(self.row, self.body)
+
+    async def reply(
+        self, text: str, *, files: Sequence[Source] = (), message_id: str | None = None
+    ) -> None:
+        """
+        Answer the sender: the user at the canvas, or the workspace that sent the message.
+
+        To a workspace it is a message of the same conversation, with the role `agent`, and its
+        files travel inside of it: 16 MiB at most.  `message_id` is the id of that message; the same
+        id is queued once.
+        """
+        if self.row.source_id is None:
+            await self._client.notify(text, files=files)
+            return
+        await self._client.send_message(
+            self.row.source_id,
+            text,
+            files=files,
+            context_id=context_of(self.body),
+            message_id=message_id,
+            role=ANSWER_ROLE,
+        )
 
     async def ack(self) -> None:
         """Record on the server that the feed has been handled up to this message."""
@@ -154,6 +187,15 @@ def announced(row: wire.ActivityRow) -> WaitingFile | None:
     """The file that a row announces, None for a message."""
     if row.method != UPLOAD_METHOD or row.source_id is not None:
         return None  # only the server announces files; a workspace could forge such a message
+    return _file_in(row)
+
+
+def own_file(row: wire.ActivityRow) -> WaitingFile | None:
+    """The file that the workspace itself uploaded, for its user; None for any other row."""
+    return _file_in(row) if row.method == UPLOAD_METHOD and is_own(row) else None
+
+
+def _file_in(row: wire.ActivityRow) -> WaitingFile | None:
     try:
         sent = decoded(row.request_body, _Announced)
     except AnswerInvalid:
@@ -165,11 +207,6 @@ def announced(row: wire.ActivityRow) -> WaitingFile | None:
         sent.size,
         shown_name(sent.display_name),
     )
-
-
-def is_for_the_user(row: wire.ActivityRow) -> bool:
-    """Whether the workspace wrote it itself, for its user; another workspace cannot."""
-    return row.method == _NOTIFY and row.source_id is None
 
 
 @dataclass(slots=True)
@@ -200,7 +237,6 @@ class Inbox:
         self._cursor_losses = 0
         self._is_marked = True
         self._has_started = cursor is None
-        self._not_for_us: set[int] = set()  # seqs of the current page
         self.cursor = cursor
         self.gaps = Gaps()
 
@@ -224,7 +260,8 @@ class Inbox:
                 continue
             backoff.reset()
             for item in items:
-                yield item
+                if not is_own(item.row):
+                    yield item
                 self.consumed(item)
 
     async def mark(self) -> None:
@@ -242,14 +279,9 @@ class Inbox:
 
     def consumed(self, item: Item) -> None:
         """Mark an item as handled: the next page starts after it."""
-        self._pass(item.row)
-
-    def _pass(self, row: wire.ActivityRow) -> None:
-        """Move behind a row, and behind those on its page that are not for us."""
-        before = self.cursor.seq if self.cursor else row.seq - 1
-        passed = sum(before < seq < row.seq for seq in self._not_for_us)
-        self.gaps.missed += max(row.seq - before - passed - 1, 0)
-        self.cursor = Cursor(row.seq, ActivityId(row.id))
+        before = self.cursor.seq if self.cursor else item.seq - 1
+        self.gaps.missed += max(item.seq - before - 1, 0)
+        self.cursor = Cursor(item.seq, ActivityId(item.row.id))
         self._is_marked = False
 
     async def page(self, wait_seconds: float = 0) -> list[Item]:
@@ -274,15 +306,7 @@ class Inbox:
         self._cursor_losses = 0
         if self._until is None or not page.rows:
             self._until = page.latest_seq if page.rows else cursor.seq
-        return self._items(self._fresh(page, cursor))
-
-    def _items(self, rows: list[wire.ActivityRow]) -> list[Item]:
-        """What the rows bring; a page with nothing for us is passed at once."""
-        self._not_for_us = {row.seq for row in rows if is_for_the_user(row)}
-        items = [self._item(row) for row in rows if row.seq not in self._not_for_us]
-        if rows and not items:
-            self._pass(rows[-1])
-        return items
+        return [self._item(row) for row in self._fresh(page, cursor)]
 
     async def _read(self, cursor: Cursor, wait_seconds: float) -> FeedPage:
         """Read a page; an endless inbox retries in its own loop, so it makes one attempt here."""

@@ -38,6 +38,18 @@ _DIRECTORY_COLUMN = "alter table files add column directory text not null defaul
 _UPDATE = "update files set name = ?, state = ?, directory = ? where file_id = ?"
 _INSERT = "insert into files (name, state, directory, file_id) values (?, ?, ?, ?)"
 
+_OWN_FILES_TABLE = """
+create table if not exists own_files (
+    number integer primary key autoincrement, file_id text not null unique
+)"""
+_ANSWER_TABLE = """
+create table if not exists answer (
+    only_row integer primary key check (only_row = 1),
+    message_id text not null,
+    text text not null,
+    since_seq integer not null
+)"""
+
 # A file is placed beside the others; any other name was not written by us, and leads elsewhere.
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")
 
@@ -63,8 +75,17 @@ class Received:
         return replace(self, state=state)
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the command said about a message, and the end of the feed before it is sent."""
+
+    message_id: UUID  # the id of the message's row
+    text: str
+    since: Cursor
+
+
 class Progress:
-    """The cursor and the files, in one small database."""
+    """The cursor, the files, and an answer that is being sent, in one small database."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection, max_files: int) -> None:
         self._path = path
@@ -86,6 +107,8 @@ class Progress:
             connection.execute("begin exclusive")
             connection.execute(_CURSOR_TABLE)
             connection.execute(_FILES_TABLE)
+            connection.execute(_OWN_FILES_TABLE)
+            connection.execute(_ANSWER_TABLE)
             if "directory" not in _columns(connection, "files"):
                 connection.execute(_DIRECTORY_COLUMN)
             connection.execute("commit")
@@ -106,6 +129,20 @@ class Progress:
         """Record how far the feed has been handled."""
         row_id = str(cursor.id) if cursor.id else None
         self._write("insert or replace into cursor values (1, ?, ?)", cursor.seq, row_id)
+
+    def answer_to(self, message_id: UUID) -> Answer | None:
+        """The answer to a message whose command has succeeded, None if there is none."""
+        row = self._row("select text, since_seq from answer where message_id = ?", str(message_id))
+        return Answer(message_id, row[0], Cursor(row[1])) if row else None
+
+    def keep_answer(self, answer: Answer) -> None:
+        """Record an answer before it is sent, in the place of the last one."""
+        self._write(
+            "insert or replace into answer values (1, ?, ?, ?)",
+            str(answer.message_id),
+            answer.text,
+            answer.since.seq,
+        )
 
     def received(self, file_id: FileId) -> Received | None:
         """The record of a file, None if there is none."""
@@ -128,6 +165,18 @@ class Progress:
                 self._max_files,
             )
         return file
+
+    def is_own(self, file_id: FileId) -> bool:
+        """Whether the workspace uploaded the file itself, for its user."""
+        return self._row("select 1 from own_files where file_id = ?", str(file_id)) is not None
+
+    def record_own(self, file_id: FileId) -> None:
+        """Record a file of the workspace's own; delete the oldest records."""
+        self._write("insert or ignore into own_files (file_id) values (?)", str(file_id))
+        self._write(
+            "delete from own_files where number <= (select max(number) from own_files) - ?",
+            self._max_files,
+        )
 
     def check_room(self) -> None:
         """

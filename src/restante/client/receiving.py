@@ -12,17 +12,20 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
 from restante import errors, wire
 from restante.client import commands
 from restante.client.aio import AsyncClient
+from restante.client.answering import Answers
 from restante.client.fetching import WaitingFile, check_size, fetch_whole, shown_name
 from restante.client.folder import Folder
-from restante.client.messages import pending_file, rewritten, text_of
+from restante.client.messages import is_answerable, is_own, pending_file, rewritten, text_of
+from restante.client.own_files import OwnFiles
 from restante.client.places import Place
 from restante.client.poller import WAIT_SECONDS, FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.progress import Received, State
@@ -54,6 +57,7 @@ class Observer(Protocol):
     def failed(self, what: str, error: RestanteError) -> None: ...
     def gone(self, file: WaitingFile) -> None: ...
     def message(self, method: str, text: str) -> None: ...
+    def answered(self, text: str) -> None: ...
     def missed(self, rows: int) -> None: ...
     def skipped(self, rows: int) -> None: ...
     def restored(self, repeated: int) -> None: ...
@@ -69,6 +73,8 @@ class Handlers:
 
     file: Sequence[str] = ()
     message: Sequence[str] = ()
+    # Whether what the command of a message prints is the answer to it.
+    answers: bool = False
 
 
 class Receiver:
@@ -88,6 +94,8 @@ class Receiver:
         self._observer = observer
         self._handlers = handlers
         self._max_bytes = max_bytes
+        self._answers = Answers(client, folder.progress)
+        self._own_files = OwnFiles(client, folder.progress)
         self._gaps = Gaps()
         self._reported = dict[FileId, None]()
         self._pending_backoff = Backoff(max_seconds=_MAX_RETRY_SECONDS)
@@ -115,23 +123,15 @@ class Receiver:
         """Receive everything that exists now; returns the number of files that failed."""
         inbox = self._client.inbox(self._folder.progress.cursor(), once=True, skip_acked=True)
         while not inbox.at_end:
-            await self._receive_page_or_files(inbox, wait_seconds=0)
+            await self._receive_page(inbox, wait_seconds=0)
         await inbox.mark()
         return await self._receive_pending(skip=frozenset(self._reported))
 
     async def _poll(self, inbox: Inbox) -> None:
         until_retry = max(self._retry_at - time.monotonic(), 0)
-        received = await self._receive_page_or_files(inbox, min(WAIT_SECONDS, until_retry))
+        received = await self._receive_page(inbox, min(WAIT_SECONDS, until_retry))
         if not received and time.monotonic() >= self._retry_at:
             await self._receive_pending()
-
-    async def _receive_page_or_files(self, inbox: Inbox, wait_seconds: float) -> int:
-        try:
-            return await self._receive_page(inbox, wait_seconds)
-        except errors.CommandFailed:
-            # A message whose command fails must not block the files behind it until they expire.
-            await self._receive_pending()
-            raise
 
     async def _receive_page(self, inbox: Inbox, wait_seconds: float) -> int:
         before = inbox.cursor
@@ -169,6 +169,8 @@ class Receiver:
     async def _receive(self, item: Item) -> None:
         if isinstance(item, FileItem):
             await self._receive_file(item.file)
+        elif is_own(item.row):
+            self._own_files.note(item.row)
         else:
             await self._receive_message(item)
 
@@ -182,7 +184,7 @@ class Receiver:
         async for upload in self._client.pending():
             file = _waiting_file(upload)
             seen.add(file.file_id)
-            failed += file.file_id in skip or not await self._receive_file(file)
+            failed += file.file_id in skip or not await self._receive_listed(file)
             if len(seen) == _MAX_FILES_PER_PASS:
                 break
         else:
@@ -193,6 +195,9 @@ class Receiver:
             self._pending_backoff.reset()
             self._retry_at = time.monotonic() + _MAX_RETRY_SECONDS
         return failed
+
+    async def _receive_listed(self, file: WaitingFile) -> bool:
+        return await self._own_files.has(file.file_id) or await self._receive_file(file)
 
     async def _receive_file(self, file: WaitingFile) -> bool:
         """Receive one file; returns False if it has to be retried."""
@@ -270,17 +275,39 @@ class Receiver:
             # It stays unreadable; skip it, so that the messages after it are handled.
             self._observer.failed(f"message {item.seq}", error)
             return
-        if self._handlers.message:
-            row = msgspec.structs.replace(
-                item.row, request_body=msgspec.Raw(msgspec.json.encode(body))
-            )
-            await commands.run(
-                self._handlers.message,
-                self._observer.said,
-                stdin=msgspec.json.encode(row),
-                variables={"RESTANTE_METHOD": item.method},
-            )
+        try:
+            answer = await self._handle_message(item, body)
+        except RestanteError:
+            # A message that fails must not block the files behind it until they expire.
+            await self._receive_pending()
+            raise
         self._observer.message(item.method, text_of(body))
+        if isinstance(answer, RestanteError):
+            self._observer.failed(f"answer to message {item.seq}", answer)
+        elif answer:
+            self._observer.answered(answer)
+
+    async def _handle_message(self, item: MessageItem, body: Any) -> str | RestanteError | None:
+        """Run the command for a message; returns its answer, or why there is none."""
+        if not self._handlers.message:
+            return None
+        run = partial(self._run_message_command, item, body)
+        if self._handlers.answers and is_answerable(item.row, body):
+            return await self._answers.answer(item, run)
+        await run(None)
+        return None
+
+    async def _run_message_command(
+        self, item: MessageItem, body: Any, printed: bytearray | None
+    ) -> None:
+        row = msgspec.structs.replace(item.row, request_body=msgspec.Raw(msgspec.json.encode(body)))
+        await commands.run(
+            self._handlers.message,
+            self._observer.said,
+            stdin=msgspec.json.encode(row),
+            variables={"RESTANTE_METHOD": item.method},
+            printed=printed,
+        )
 
     def _local_uri(self, uri: str) -> str | None:
         file_id = pending_file(uri, self._client.workspace_id)

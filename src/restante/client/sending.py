@@ -1,16 +1,23 @@
-"""Files to send: where their bytes come from, and the multipart body that carries them."""
+"""Files to send: where their bytes come from, and the body or the message that carries them."""
 
+import base64
 import mimetypes
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from restante import wire
 from restante.client import calls
 from restante.client.calls import Part
-from restante.delivery.rules import MAX_FILE_BYTES, MAX_FILES_PER_REQUEST, MAX_REQUEST_BYTES
+from restante.delivery.rules import (
+    MAX_FILE_BYTES,
+    MAX_FILES_PER_REQUEST,
+    MAX_REQUEST_BYTES,
+    clean_mimetype,
+    display_name,
+)
 from restante.errors import FileTooLarge, FileUnreadable
 
 _PIECE_BYTES = 256 * 1024
@@ -110,6 +117,24 @@ def _read(path: Path, file: BinaryIO, size: int) -> bytes:
     if not piece:
         raise FileUnreadable(f"{path} became shorter while it was being sent.")
     return piece
+
+
+async def inlined(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """Files with their content, as a message carries them; raises MessageTooLarge."""
+    files = [Outgoing.of(source) for source in sources]
+    # Base64 makes 4 characters of 3 bytes.
+    calls.check_message_size(sum((file.part.size + 2) // 3 * 4 for file in files))
+    return [await _inlined(file) for file in files]
+
+
+async def _inlined(file: Outgoing) -> dict[str, Any]:
+    content = b"".join([piece async for piece in file.pieces()])
+    kind = clean_mimetype(file.part.mimetype)
+    return {
+        "name": display_name(file.part.name),
+        **({"mimeType": kind} if kind else {}),
+        "bytes": base64.b64encode(content).decode(),
+    }
 
 
 class _Stopped(Exception):

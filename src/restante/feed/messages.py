@@ -30,7 +30,8 @@ from restante.errors import (
 from restante.feed import jsonrpc
 from restante.feed.rules import NewActivity, digest_of
 from restante.feed.service import Feed
-from restante.http.body_room import BodyRoom, Place
+from restante.http import turns
+from restante.http.body_room import SMALL_BYTES, BodyRoom, Place
 from restante.http.operations import (
     BODY_REFUSALS,
     MAX_DEPTH,
@@ -117,7 +118,9 @@ class _Delivery(Response):
 
         try:
             async with _room(self._request).place(_size(self._request)) as place:
-                response = await self._delivered(_normalised(await self._body(place)))
+                message = await _message(self._request, await self._body(place))
+                response = await self._delivered(message)
+                place.gives_way = True  # a push workspace may be slow to take it
                 await response(scope, receive, answer)
         except TooManyAtOnce:
             if not self._has_begun:  # else the connection is closed: a short answer must not pass
@@ -129,7 +132,9 @@ class _Delivery(Response):
             _rate(self._request).spend_bytes(self._sender, size)
             await place.grow(size)
 
-        return await read_limited(self._request, max_bytes=MAX_MESSAGE_BYTES, on_bytes=on_bytes)
+        body = await read_limited(self._request, max_bytes=MAX_MESSAGE_BYTES, on_bytes=on_bytes)
+        place.gives_way = False
+        return body
 
     async def _delivered(self, message: "_Message") -> Response:
         workspace = self._workspace
@@ -162,13 +167,35 @@ class _Message:
         return NewActivity(self.method, self.method, self.body, sender, digest=digest or None)
 
 
-def _normalised(body: bytes) -> _Message:
-    """Decode and normalise; what was sent in that form already is not encoded again."""
+async def _message(request: Request, body: bytes) -> _Message:
+    """
+    Decode and normalise.
+
+    Large ones take turns.  Each step of one stops the event loop for tens of milliseconds, and what
+    is decoded takes up to four times the size of the body.
+    """
+    if len(body) <= SMALL_BYTES:
+        return _encoded(*_normalised(body))
+    async with _room(request).decoding:
+        shaped = _normalised(body)
+        await turns.next_turn()
+        message = _encoded(*shaped)
+    await turns.next_turn()
+    return message
+
+
+def _normalised(body: bytes) -> tuple[jsonrpc.Request, bytes | None]:
+    """What it becomes, and the body if that is what was sent."""
     sent = _decoded(body)
-    request = jsonrpc.normalised(sent, new_id=lambda: str(uuid4()))
-    if request.body != sent:
-        body = msgspec.json.encode(request.body)
-    return _Message(body, clean_label(request.method), request.message_id)
+    shaped = jsonrpc.normalised(sent, new_id=lambda: str(uuid4()))
+    return shaped, body if shaped.body == sent else None
+
+
+def _encoded(shaped: jsonrpc.Request, body: bytes | None) -> _Message:
+    """What was sent in its one shape already is not encoded again."""
+    if body is None:
+        body = msgspec.json.encode(shaped.body)
+    return _Message(body, clean_label(shaped.method), shaped.message_id)
 
 
 def _decoded(body: bytes) -> dict[str, Any]:

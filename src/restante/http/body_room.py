@@ -3,7 +3,8 @@ Room for large bodies: all of them together take a bounded part of the memory.
 
 A body that does not fit waits for a moment, and then is refused.  Who has least of the room is
 next.  A body has its room for a few seconds in any case, which is enough for what arrives fast.
-After that it gives way to those who wait, so that slow clients do not keep others out.
+After that it gives way to those who wait, as long as it waits for its sender or its receiver: slow
+ones do not keep others out.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ class Place:
     limit: asyncio.Timeout
     arrived: int = 0
     since: float = math.inf  # when it got its room
+    gives_way: bool = True  # it waits for somebody else, not for us
     given: "asyncio.Future[None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -60,6 +62,7 @@ class BodyRoom:
         self._longest_wait_seconds = longest_wait_seconds
         self._inside: list[Place] = []  # by the time of their entry
         self._waiting: list[Place] = []
+        self.decoding = asyncio.Lock()  # for what takes a multiple of a body's size
 
     @property
     def free_bytes(self) -> int:
@@ -105,7 +108,7 @@ class BodyRoom:
     def _make_way(self, size: int, *, now: float) -> float:
         """End those that have had their time, until there is room; when the next one has."""
         coming = self._free
-        for one in self._inside:
+        for one in (one for one in self._inside if one.gives_way):
             if coming >= size:
                 return math.inf
             if one.since + self._sure_seconds > now:

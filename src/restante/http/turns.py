@@ -150,3 +150,10 @@ async def resume() -> None:
     """The request goes on: wait for its turn, unless it has one."""
     if turn := _current.get():
         await turn.take()
+
+
+async def next_turn() -> None:
+    """Let everything else that is ready go on first."""
+    pause()
+    await asyncio.sleep(0)
+    await resume()

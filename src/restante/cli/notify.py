@@ -1,0 +1,68 @@
+"""`restante notify`: say something to the user of a workspace."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Group, Parameter
+
+from restante.cli.access import Access, client_of_folder
+from restante.cli.words import text_given
+from restante.errors import BadRequest
+from restante.ids import WorkspaceId, as_uuid
+
+if TYPE_CHECKING:
+    from restante.client.aio import AsyncClient
+
+
+def register(app: App, group: Group) -> None:
+    """Add the command."""
+    app.command(notify, group=group)
+
+
+def notify(
+    text: str | None = None,
+    /,
+    *,
+    file: Annotated[tuple[Path, ...], Parameter(negative=(), show_default=False)] = (),
+    dir: Path = Path(),  # noqa: A002 - the flag's name
+    workspace: str | None = None,
+    access: Access = Access(),  # noqa: B008 - frozen
+) -> None:
+    """
+    Say something to the user of a workspace, as that workspace.
+
+    It appears at the canvas, and in `restante inbox`.
+
+    Example: restante notify "The report is ready." --file report.pdf --dir inbox
+
+    Parameters
+    ----------
+    text
+        What to say; - reads it from standard input, as does no text in a pipe.
+    file
+        A file for the user; repeat the flag for more. They wait for the user until they expire.
+    dir
+        A connected folder: use its workspace and its token.
+    workspace
+        The workspace's id, with its token in --token, instead of a folder.
+    """
+    said = text_given(text)
+    client = _client(dir, workspace, access)
+    asyncio.run(_notify(client, said, file))
+    files = f" with {len(file)} files" if file else ""
+    print(f"told the user of {client.workspace_id}{files}")
+
+
+def _client(folder: Path, workspace: str | None, access: Access) -> "AsyncClient":
+    if workspace is None:
+        return client_of_folder(folder)
+    workspace_id = as_uuid(workspace)
+    if workspace_id is None:
+        raise BadRequest(f"{workspace} is not a workspace id.")
+    return access.client(WorkspaceId(workspace_id))
+
+
+async def _notify(client: "AsyncClient", text: str, files: tuple[Path, ...]) -> None:
+    async with client:
+        await client.notify(text, files=files)
