@@ -12,6 +12,7 @@ from pushes import receiver
 from sites import Site, SiteFactory
 from starlette.routing import Route
 
+from restante.client.sending import DEFAULT_UPLOAD_LIMITS
 from restante.http.origins import is_same_origin
 from restante.server import openapi
 from restante.server.app import ROUTES
@@ -34,7 +35,7 @@ FOREIGN = [
     "*",
     "\xe9" * 1000,
 ]
-DOCUMENT = openapi.document(ROUTES)
+DOCUMENT = openapi.document(ROUTES, DEFAULT_UPLOAD_LIMITS)
 OPERATIONS = [
     (method, one) for methods in DOCUMENT["paths"].values() for method, one in methods.items()
 ]

@@ -171,7 +171,8 @@ class WatchAll:
         page = await self._feed.read(workspace_id, query)
         events = await self._feed.events_of(page.rows)
         if page.body_bytes > SMALL_ANSWER_BYTES:
-            self._place.enter_context(self._feed.large_events.place(_NOBODY))
+            place = self._feed.large_events.place(_NOBODY, page.body_bytes)
+            self._place.enter_context(place)
         self._positions[workspace_id] = page.read_seq
         if page.has_more:  # after the other feeds
             self._waiter.grown[workspace_id] = None
