@@ -91,6 +91,20 @@ async def test_rows_that_were_committed_out_of_the_order_of_their_times_are_seen
         assert [seq for page in pages for seq in page] == [6, 5, 4, 3, 2, 1], limit
 
 
+async def test_rows_of_one_time_from_the_previous_release_are_all_seen(
+    caller: Caller, connection: Any
+):
+    """Some of them twice, as a reader has only their time; and it never stays at one page."""
+    await caller.staged(*[Part()] * 9)
+    times = [NOON + timedelta(seconds=second) for second in (0, 1, 1, 2, 2, 2, 2, 3, 3)]
+    await made_at(connection, caller, *times)
+
+    for limit in (4, 5, 6):
+        pages = await history(caller, limit=limit)
+        assert {seq for page in pages for seq in page} == set(range(1, 10)), limit
+    assert await history(caller, limit=1)
+
+
 async def test_a_time_works_together_with_every_filter(caller: Caller, connection: Any):
     agent, other = await registered(caller.site), await registered(caller.site)
     for _ in range(3):

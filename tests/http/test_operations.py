@@ -1,7 +1,15 @@
-"""Decoding requests: how deep JSON may be nested."""
+"""Decoding requests: how deep JSON may be nested, and how ids are spelled."""
 
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+import pytest
 from hypothesis import given, strategies as st
+from msgspec import Meta
 
+from restante.errors import BadRequest
+from restante.http import operations
 from restante.http.operations import MAX_DEPTH, is_too_deep
 
 
@@ -12,3 +20,36 @@ def test_depth_is_counted_through_objects_and_arrays(depth: int, inner: object):
         message = [message] if level % 2 else {"a": 1, "b": message}
 
     assert is_too_deep(message) == (depth >= MAX_DEPTH)
+
+
+class Shape(msgspec.Struct):
+    id: UUID
+    parent: Annotated[UUID | None, Meta(description="x")] = None
+    note: msgspec.Raw = msgspec.Raw(b"null")
+    count: int = 0
+
+
+AN_ID = UUID("5f0c6a52-3d1e-4b7a-9c1d-2e8f4a6b7c90")
+SPELLINGS = [str(AN_ID), str(AN_ID).upper(), AN_ID.hex, f"{{{AN_ID}}}", AN_ID.urn]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_an_id_of_a_body_may_be_spelled_in_several_ways(spelling: str):
+    body = msgspec.json.encode({"id": spelling, "parent": spelling, "count": 1})
+
+    decoded = operations._decoded(body, Shape)
+
+    assert (decoded.id, decoded.parent, decoded.count) == (AN_ID, AN_ID, 1)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_another_mistake_is_named_however_the_ids_are_spelled(spelling: str):
+    for field, wrong in (("count", "x"), ("parent", "x"), ("parent", 5)):
+        with pytest.raises(BadRequest, match=f"^{field} is wrong"):
+            operations._decoded(msgspec.json.encode({"id": spelling, field: wrong}), Shape)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"5", b'"x"', b"{}", b'{"id": {}}', b'{"id": []}'])
+def test_any_other_json_is_refused(body: bytes):
+    with pytest.raises(BadRequest):
+        operations._decoded(body, Shape)

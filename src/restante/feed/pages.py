@@ -108,14 +108,18 @@ class Reader:
 
         A reader that pages back sends the time of the oldest row it has.  The page then goes on
         right below that row, as the feed is in the order of the seqs: rows that were committed out
-        of the order of their times are neither skipped nor sent twice.
+        of the order of their times are neither skipped nor sent twice.  The previous release gave
+        one time to all rows of an upload.  Some of those are sent again, as long as the page gets
+        past them.
         """
         wanted = self.query.wanted
         if wanted.before is None:
             return seq, wanted
-        at = await store.seq_at(self.connection, self.workspace_id, wanted.before)
+        at = await store.seqs_at(self.connection, self.workspace_id, wanted.before)
         if at is not None:
-            return min(seq, at - 1), replace(wanted, before=None)
+            first, last = at
+            below = last if last - first < self.query.limit else first
+            return min(seq, below - 1), replace(wanted, before=None)
         moment = wanted.before + CLOCK_SKEW
         newer = await store.first_from(self.connection, self.workspace_id, moment)
         return (seq if newer is None else min(seq, newer - 1)), wanted

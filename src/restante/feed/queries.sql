@@ -86,10 +86,10 @@ select seq from feed where workspace_id = $1 and id < $2 order by id desc limit 
 -- The first row by id, which is by time.
 select seq from feed where workspace_id = $1 and id >= $2 order by id limit 1;
 
--- name: seq_at
--- The row of exactly this time, which is in its id to the millisecond.  The order can come from the
--- primary key only.  Rows of the previous release share one time with the others of their upload.
-select min(seq) from (
+-- name: seqs_at
+-- The first and the last row of exactly this time, which an id has to the millisecond.  The order can
+-- come from the primary key only.
+select min(seq) as first, max(seq) as last from (
     select seq, created_at from feed
      where workspace_id = $1 and id >= $2 and id < $3
      order by id

@@ -34,13 +34,11 @@ CLOCK_SKEW = timedelta(hours=1)
 LONGEST_LOOK_BACK_SECONDS = 30 * 24 * 3600
 LONGEST_WAIT_SECONDS = 60
 # Times that are further away could not be made into ids.
-_BEFORE_ALL_ROWS, _AFTER_ALL_ROWS = (
-    datetime(1971, 1, 1, tzinfo=UTC),
-    datetime(9000, 1, 1, tzinfo=UTC),
-)
+_BEFORE_ALL_ROWS = datetime(1971, 1, 1, tzinfo=UTC)
+_AFTER_ALL_ROWS = datetime(9000, 1, 1, tzinfo=UTC)
 _LONGEST_NUMBER = 3  # digits of a limit that may be less than the most
 _RFC_3339 = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})"
 )
 
 

@@ -41,9 +41,9 @@ _LARGEST_LOOKED_AT = 200
 _WORKSPACES_PER_LOOK = 1000
 # A sender with more rows than these is not found out by its older ones.
 _ROWS_PER_PART = 200_000
-# An id has the milliseconds of its row's time, give or take a rounding error.
-_MILLISECONDS_OF_ONE_TIME = timedelta(milliseconds=2)
-_ROWS_OF_ONE_TIME = 1000
+# The ids of rows of one time are made within this; so many rows are looked at.
+_AROUND = timedelta(milliseconds=2)
+_ROWS_AROUND = 1000
 _LAGS_SHOWN = 20
 _WRITERS_SHOWN = 20
 # From the id of a row to its commit; an application may keep its own transaction open for long.
@@ -228,10 +228,13 @@ async def first_from(
     return await connection.fetchval(queries.first_from, workspace_id, lowest_activity_id(moment))
 
 
-async def seq_at(connection: Connection, workspace_id: WorkspaceId, moment: datetime) -> int | None:
-    """The seq of the row with exactly this time; the lowest, if several have it."""
-    near = (lowest_activity_id(moment + way * _MILLISECONDS_OF_ONE_TIME) for way in (-1, 1))
-    return await connection.fetchval(queries.seq_at, workspace_id, *near, moment, _ROWS_OF_ONE_TIME)
+async def seqs_at(
+    connection: Connection, workspace_id: WorkspaceId, moment: datetime
+) -> tuple[int, int] | None:
+    """The seqs of the first and the last row with exactly this time; None if no row has it."""
+    ids = lowest_activity_id(moment - _AROUND), lowest_activity_id(moment + _AROUND)
+    row = await connection.fetchrow(queries.seqs_at, workspace_id, *ids, moment, _ROWS_AROUND)
+    return (row["first"], row["last"]) if row and row["first"] is not None else None
 
 
 async def acknowledge(

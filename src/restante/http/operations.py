@@ -186,24 +186,28 @@ def _decoded(body: bytes, shape: type[T]) -> T:
             return msgspec.json.decode(body, type=shape)
         except msgspec.ValidationError:
             # The decoder takes two spellings of a UUID only; few clients have others.
-            return msgspec.convert(_with_usual_ids(msgspec.json.decode(body), shape), shape)
+            sent = msgspec.json.decode(body)
+            if not (ids := _respelled_ids(sent, shape)):
+                raise
+            return msgspec.convert(sent | ids, shape)
     except msgspec.ValidationError as error:
         raise BadRequest(_sentence(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("The body is not valid JSON.") from error
 
 
-def _with_usual_ids(sent: Any, shape: type) -> Any:
-    """Decoded JSON in which the ids that the shape has are spelled in the usual way."""
+def _respelled_ids(sent: Any, shape: type) -> dict[str, str]:
+    """The ids that the shape has and that were sent in another spelling, in the usual one."""
     if not isinstance(sent, dict):
-        return sent
+        return {}
     fields = cast("dict[str, Any]", sent)
-    ids = {
+    return {
         name: str(found)
         for name in _id_fields(shape)
-        if isinstance(value := fields.get(name), str) and (found := as_uuid(value))
+        if isinstance(value := fields.get(name), str)
+        and (found := as_uuid(value))
+        and str(found) != value
     }
-    return {**fields, **ids}
 
 
 @lru_cache
@@ -232,7 +236,7 @@ def query_of(request: Request, shape: type[T]) -> T:
     known, sent = _fields(shape), parameters(request)
     given = {name: value for name, value in sent.items() if value and name in known}
     try:
-        found = msgspec.convert(_with_usual_ids(given, shape), shape, strict=False)
+        found = msgspec.convert(given | _respelled_ids(given, shape), shape, strict=False)
     except msgspec.ValidationError as error:
         raise BadRequest(_sentence(str(error))) from error
     for name in given:
