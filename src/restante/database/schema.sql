@@ -148,7 +148,8 @@ create table message_ids (
 -- Uploads in progress -----------------------------------------------------------------------------
 
 -- Room in the quota, reserved for an upload that is still arriving.  It grows with the bytes, and lasts
--- half a minute unless it is renewed, so what a killed server leaves behind expires.
+-- half a minute unless it is renewed, so what a killed server leaves behind expires.  One without room
+-- has the id of a large file, and keeps the bucket to which that file is being moved.
 create table reservations (
     id           uuid        not null primary key,
     workspace_id uuid        not null,
