@@ -192,6 +192,16 @@ async def test_a_page_follows_events_by_a_streaming_fetch(stage: Stage, listed: 
     assert (event["event"], event["workspace_id"]) == ("ACTIVITY_LOGGED", caller.id)
 
 
+async def test_a_page_follows_events_by_event_source(stage: Stage, listed: Page):
+    caller = await registered(stage.site)
+
+    await call(listed, "watchByEventSource", stage, f"{caller.path}/events", caller.token)
+    await caller.staged()
+    event = await listed.evaluate("next()")
+
+    assert (event["event"], event["workspace_id"]) == ("ACTIVITY_LOGGED", caller.id)
+
+
 @pytest.mark.parametrize("token", TOKENS)
 async def test_a_page_previews_a_picture(stage: Stage, listed: Page, token: str):
     caller = await registered(stage.site)
@@ -230,6 +240,7 @@ async def test_a_foreign_page_can_do_none_of_it_with_a_token_that_it_got(
         ("watchBySocket", ["/ws", protocols("/ws", token)], "closed with 1006"),
         ("watchByStream", [f"{caller.path}/events", token], "Failed to fetch"),
         ("watchByStream", ["/events/stream", token], "Failed to fetch"),
+        ("watchByEventSource", [f"{caller.path}/events", token], "no stream"),
         ("preview", [own, file_id, token], "Failed to fetch"),
         ("preview", [own, file_id, ADMIN_TOKEN], "Failed to fetch"),
         ("refusal", [own, token], "Failed to fetch"),

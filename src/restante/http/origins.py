@@ -67,7 +67,7 @@ class CrossOrigin:
         """What any answer to this request needs, so that the page that sent it may read it."""
         if not self._allowed:
             return []
-        origin = origin_of(Headers(scope=scope))
+        origin = origin_of(scope)
         if origin is None or not self.allows(origin):
             return [_VARY]
         return [_VARY, (b"access-control-allow-origin", origin.encode("latin-1")), *self._answer]
@@ -86,10 +86,10 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def origin_of(headers: Headers) -> str | None:
+def origin_of(scope: Scope) -> str | None:
     """The origin of the page that sends this; several, which no browser sends, match nothing."""
-    sent = headers.getlist("origin")
-    return ", ".join(sent) if sent else None
+    sent = [value for name, value in scope["headers"] if name == b"origin"]
+    return b", ".join(sent).decode("latin-1") if sent else None
 
 
 def is_same_origin(origin: str, host: str | None) -> bool:
@@ -110,19 +110,19 @@ class OriginChecks:
         self._cross_origin = cross_origin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        origin = origin_of(headers)
-        if origin is None or self._may_pass(origin, scope, headers):
+        origin = origin_of(scope)
+        if origin is None or self._may_pass(origin, scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            to_private = headers.get(_ASKED_PRIVATE) == "true"
+            to_private = Headers(scope=scope).get(_ASKED_PRIVATE) == "true"
             answer = self._cross_origin.preflight(origin, to_private=to_private)
             await answer(scope, receive, send)
         else:
             await _refuse(WebSocket(scope, receive, send), _refusal(origin))
             await refusal_read(receive)
 
-    def _may_pass(self, origin: str, scope: Scope, headers: Headers) -> bool:
+    def _may_pass(self, origin: str, scope: Scope) -> bool:
+        headers = Headers(scope=scope)
         if scope["type"] == "http":
             return scope["method"] != "OPTIONS" or _ASKED_METHOD not in headers
         return self._cross_origin.allows(origin) or is_same_origin(origin, headers.get("host"))

@@ -82,7 +82,7 @@ async def register(request: Request) -> Response:
 
 
 def _sender(request: Request) -> Sender:
-    headers, origin = request.headers, origin_of(request.headers)
+    headers, origin = request.headers, origin_of(request.scope)
     cross_origin: CrossOrigin = request.app.state.cross_origin
     return Sender(
         headers.get("host"), origin, headers.get("content-type"), cross_origin.allows(origin)
