@@ -28,6 +28,8 @@ ROWS_PER_PAGE = 50
 
 _MAX_SEQ = 2**63 - 1
 _MAX_MESSAGE_LENGTH = 500
+# Percent-encoded it must fit into the headers that servers accept.
+_MAX_SENT_NAME = 255
 
 # Follows the bytes of each part.
 PART_END = b"\r\n"
@@ -255,8 +257,9 @@ def part_head(key: str, part: Part) -> bytes:
     original name is beside it, percent-encoded; servers that do not know that form ignore it.
     """
     name, kind = clean_name(part.name), clean_mimetype(part.mimetype) or UNKNOWN_TYPE
-    shown = quote(display_name(part.name), safe="", errors="replace")
-    original = "" if shown == name else f"; filename*=UTF-8''{shown}"
+    sent = part.name if len(part.name) <= _MAX_SENT_NAME else display_name(part.name)
+    encoded = quote(sent, safe="", errors="replace")
+    original = "" if encoded in {"", name} else f"; filename*=UTF-8''{encoded}"
     return (
         f'--{key}\r\nContent-Disposition: form-data; name="files"; filename="{name}"{original}\r\n'
         f"Content-Type: {kind}\r\n\r\n"
