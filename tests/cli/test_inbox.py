@@ -61,7 +61,7 @@ async def test_each_row_is_a_line_oldest_first(caller: Caller):
     first, second = lines_of(await inbox(caller.site.url, caller.id))
 
     when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-    assert re.fullmatch(rf" +1  {when}  canvas: file a_b\.txt \(5 B\)", first)
+    assert re.fullmatch(rf" +1  {when}  canvas: file a b\.txt \(5 B\)", first)
     assert re.fullmatch(rf" +2  {when}  {other.id}: Good morning\. \[x\]", second)
 
 

@@ -69,12 +69,17 @@ REPEATABLE: dict[str, tuple[Use, Any]] = {
     "pending": (listed, {"uploads": []}),
     "acknowledge": (lambda client: client.acknowledge(FILE), {"acked": True}),
     "send_files": (sent, {"files": []}),
+    "send_message": (
+        lambda client: client.send_message(client.workspace_id, "hello"),
+        {"status": "queued"},
+    ),
 }
 ONCE: dict[str, Use] = {
     "register": lambda client: client.register("laptop"),
     "rename": lambda client: client.rename("laptop"),
     "reopen": lambda client: client.reopen(FILE),
     "send_message": lambda client: client.send_message(client.workspace_id, {"method": "x"}),
+    "reply": lambda client: client.send(calls.notify(client.workspace_id, "hello", [])),
 }
 
 

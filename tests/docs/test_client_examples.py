@@ -14,7 +14,7 @@ EXAMPLES = re.findall(
     r"^```python\n(.*?)^```", (ROOT / "docs/client.md").read_text(), re.MULTILINE | re.DOTALL
 )
 # What each of them prints at least, in their order.
-SAID = ["Good morning.", "'uri': 'workspace:", "token"]
+SAID = ["Good morning.", "'uri': 'workspace:", "It is noon.", "token"]
 
 
 def test_each_example_is_run():

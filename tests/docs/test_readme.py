@@ -2,8 +2,11 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +17,7 @@ README = Path(__file__).parents[2] / "README.md"
 TRY_IT = re.compile(r"^## Try it by hand$(.*?)^## ", re.MULTILINE | re.DOTALL)
 SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CONNECT = re.compile(r"^## Connect a laptop$(.*?)^## ", re.MULTILINE | re.DOTALL)
+TALK = re.compile(r"^## Have a conversation$(.*?)^## ", re.MULTILINE | re.DOTALL)
 ADDRESS = "http://127.0.0.1:8080"
 
 
@@ -81,6 +85,52 @@ def test_a_laptop_is_connected_and_sent_to_as_it_is_written(server: Server, tmp_
         connected.terminate()
 
     assert Path(said.rpartition(": ")[2].strip()).read_bytes() == README.read_bytes()
+
+
+def test_a_conversation_works_as_it_is_written(server: Server, tmp_path: Path):
+    """A question, the answer of the agent's command, and something that it says by itself."""
+    server.start()
+    shutil.copy(README, tmp_path / "README.md")
+    found = TALK.search(README.read_text())
+    assert found
+    connect, ask_and_look, notify = (
+        block.replace(".venv/bin/restante", str(RESTANTE))
+        for block in SHELL_BLOCK.findall(found[1])
+    )
+    ask, look = map(shlex.split, ask_and_look.splitlines())
+    environment = clean_environment(
+        RESTANTE_URL=server.address, RESTANTE_DATA_DIR=str(server.data_dir)
+    )
+    first = [RESTANTE, "connect", server.address, "--dir", "inbox", "--name", "laptop", "--once"]
+    subprocess.run(first, cwd=tmp_path, env=environment, check=True, timeout=60)
+
+    with (
+        begun(shlex.split(connect), tmp_path, environment) as connected,
+        begun(look, tmp_path, environment) as inbox,
+    ):
+        subprocess.run(ask, cwd=tmp_path, env=environment, check=True, timeout=60)
+        subprocess.run(shlex.split(notify), cwd=tmp_path, env=environment, check=True, timeout=60)
+        shown = [inbox.readline()[29:].strip() for _ in range(4)]
+        until_said(connected, "answered: ")
+
+    assert shown[0] == "canvas: How long is this?"
+    agents = sorted(line for line in shown[1:])
+    assert re.fullmatch(r"agent: +\d+ +\d+ +\d+", agents[0])
+    assert agents[1] == "agent: I have read it. [README.md]"
+    assert agents[2].startswith("agent: file README.md (")
+
+
+@contextmanager
+def begun(words: list[str], directory: Path, environment: dict[str, str]) -> Iterator[IO[str]]:
+    """The output of a command that runs until the end of the context."""
+    with subprocess.Popen(
+        words, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        finally:
+            process.terminate()
 
 
 def until_said(lines: IO[str], beginning: str) -> str:

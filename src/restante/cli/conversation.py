@@ -33,7 +33,7 @@ def _what(row: wire.ActivityRow) -> str:
     from restante.client.poller import announced, own_file
 
     if file := announced(row) or own_file(row):
-        return f"file {file.name} ({shown_bytes(file.size)})"
+        return f"file {file.original_name} ({shown_bytes(file.size)})"
     if (said := notified(row)) is not None:
         return _shown(said)
     words = _shown(said_in(body_of(row)))
