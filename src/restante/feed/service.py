@@ -79,8 +79,10 @@ class Feed:
                 if not await store.is_queued(connection, workspace_id, row, now=now):
                     raise
             seq = store.ALREADY_QUEUED
-        event = "message_repeated" if seq == store.ALREADY_QUEUED else "message_queued"
-        log.info(event, workspace=str(workspace_id), method=row.method, seq=seq)
+        if seq == store.ALREADY_QUEUED:
+            log.info("message_repeated", workspace=str(workspace_id), method=row.method)
+        else:
+            log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
         return seq
 
     async def _append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
