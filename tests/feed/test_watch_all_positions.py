@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -68,10 +69,10 @@ class Follower:
 
 
 @asynccontextmanager
-async def following(db: Database) -> AsyncIterator[Follower]:
+async def following(db: Database, **chosen: Any) -> AsyncIterator[Follower]:
     wakeups = Wakeups(db, Listener(""))
     feed = make_feed(db, wakeups)
-    policy = WatchPolicy(heartbeat_seconds=0, search_seconds=3600)
+    policy = replace(WatchPolicy(heartbeat_seconds=0, search_seconds=3600), **chosen)
     async with watching_all(feed, db, after=None, policy=policy) as watch:
         yield Follower(db, wakeups, watch)
 
@@ -102,6 +103,21 @@ async def test_nothing_is_kept_for_workspaces_that_are_quiet(
         follower.wakeups.grew(many[0])
         assert await follower.next() == [(many[0], 2)]
         assert len(follower.watch._positions) == 1
+
+
+async def test_positions_are_bounded_between_two_searches(
+    db_with_partitions: Database, connections: Callable[[], Any]
+):
+    connection = await connections()
+    many = [await make_workspace(connection) for _ in range(5)]
+    async with following(db_with_partitions, max_positions=2) as follower:
+        for workspace_id in many:
+            await write(connection, workspace_id)
+            follower.wakeups.grew(workspace_id)
+            await follower.next()
+
+        with pytest.raises(CursorGone, match="watch single ones"):
+            await follower.next()
 
 
 async def test_a_position_is_kept_until_its_rows_are_sent(

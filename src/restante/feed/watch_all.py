@@ -131,7 +131,9 @@ class WatchAll:
 
     @property
     def _is_search_due(self) -> bool:
-        return self._waiter.must_search or time.monotonic() >= self._search_at
+        # A search drops positions; it keeps fewer than this.
+        is_full = len(self._positions) > 2 * self._policy.max_positions
+        return is_full or self._waiter.must_search or time.monotonic() >= self._search_at
 
     async def _look_or_retry(self) -> Sequence[RowEvent]:
         try:
