@@ -240,9 +240,24 @@ async def test_bytes_after_a_missing_chunk_are_never_read_in_its_place(
     assert received == content[: missing * CHUNK_BYTES]
 
 
-@pytest.mark.parametrize("change", ["acked_at = $1", "expires_at = $1"])
-async def test_an_upload_that_ends_while_its_bytes_are_moved_is_gone(
-    parts: Parts, connection: Any, workspace_id: WorkspaceId, change: str
+async def test_a_download_goes_on_after_its_file_was_acknowledged_and_moved(
+    parts: Parts, connection: Any, workspace_id: WorkspaceId
+):
+    """As it would have if its bytes had stayed where they were."""
+    content = pattern(5 * WINDOW)
+    upload = await make_file(parts, workspace_id, content)
+
+    async def acknowledge() -> None:
+        await move(connection, upload)
+        await connection.execute("update uploads set acked_at = $1", NOW)
+
+    received, error = await read_with(parts, upload, 1, acknowledge())
+
+    assert (received, error) == (content, None)
+
+
+async def test_an_upload_that_expires_while_its_bytes_are_moved_is_gone(
+    parts: Parts, connection: Any, workspace_id: WorkspaceId
 ):
     """When the bytes are not where they were, the upload is looked up again."""
     content = pattern(5 * WINDOW)
@@ -250,7 +265,7 @@ async def test_an_upload_that_ends_while_its_bytes_are_moved_is_gone(
 
     async def end() -> None:
         await move(connection, upload)
-        await connection.execute(f"update uploads set {change}", NOW)
+        await connection.execute("update uploads set expires_at = $1", NOW)
 
     received, error = await read_with(parts, upload, 1, end())
 

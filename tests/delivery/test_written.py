@@ -145,7 +145,7 @@ async def test_many_small_files_count_more_than_their_bytes(
 async def test_a_refused_request_stores_and_counts_nothing(
     connection: Any, workspace_id: WorkspaceId
 ):
-    limits = WriteLimits(max_written_bytes=MIB, max_feed_bytes=600)
+    limits = WriteLimits(max_written_bytes=MIB, max_feed_bytes=1000)
     await store.publish(connection, make_batch(workspace_id, limits=limits))
     before = await connection.fetchrow("select * from feeds")
 
