@@ -68,7 +68,7 @@ async def test_one_command_registers_and_the_next_receives(shared_site: Site, tm
     (path,) = (folder / ".molecule" / "chat-uploads").iterdir()
     assert re.fullmatch(r"[0-9a-f]{32}-a_b\.txt", path.name)
     assert path.read_bytes() == b"hello"
-    assert f"received a_b.txt (5 B): {path}" in second.stdout
+    assert f"received a b.txt (5 B): {path}" in second.stdout
     assert (await workspaces(shared_site))[workspace].name == "laptop"
 
 
