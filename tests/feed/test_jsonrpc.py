@@ -188,7 +188,7 @@ def test_a_message_that_says_nothing_is_refused(sent: dict[str, Any]):
         shaped(sent)
 
 
-@pytest.mark.parametrize("method", ["", " ", 5, [], True])
+@pytest.mark.parametrize("method", [" ", 5, [], True])
 def test_a_method_must_be_a_name(method: Any):
     with pytest.raises(BadRequest, match="method"):
         shaped({"method": method, "params": {"message": message()}})

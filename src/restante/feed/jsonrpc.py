@@ -64,7 +64,7 @@ def _wrapped(sent: Object) -> Object:
 def _checked(body: Object) -> Object:
     """The body with its method; of the rest of the envelope only the version is checked."""
     method = body.get("method")
-    if method is None:
+    if method is None or method == "":
         method = SEND
     if not isinstance(method, str) or not method.strip():
         raise BadRequest("method is wrong: it must be the name of a method.")
@@ -93,7 +93,7 @@ def _filled(message: Object, message_id: str) -> Object:
     """The message with `parts`, a role and an id."""
     role = message.get("role")
     filled = {**_with_parts(message), "messageId": message_id}
-    return filled if role is not None else {**filled, "role": "user"}
+    return filled if role else {**filled, "role": "user"}
 
 
 def _with_parts(message: Object) -> Object:

@@ -35,6 +35,7 @@ from restante.http.body_room import SMALL_BYTES, BodyRoom, Place
 from restante.http.operations import (
     BODY_REFUSALS,
     MAX_DEPTH,
+    decoded,
     is_too_deep,
     operation,
     read_limited,
@@ -186,7 +187,12 @@ async def _message(request: Request, body: bytes) -> _Message:
 
 def _normalised(body: bytes) -> tuple[jsonrpc.Request, bytes | None]:
     """What it becomes, and the body if that is what was sent."""
-    sent = _decoded(body)
+    try:
+        sent, body = decoded(body, dict[str, Any])
+    except msgspec.ValidationError as error:
+        raise BadRequest("The body must be one JSON-RPC 2.0 object.") from error
+    if is_too_deep(sent):
+        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
     shaped = jsonrpc.normalised(sent, new_id=lambda: str(uuid4()))
     return shaped, body if shaped.body == sent else None
 
@@ -196,18 +202,6 @@ def _encoded(shaped: jsonrpc.Request, body: bytes | None) -> _Message:
     if body is None:
         body = msgspec.json.encode(shaped.body)
     return _Message(body, clean_label(shaped.method), shaped.message_id)
-
-
-def _decoded(body: bytes) -> dict[str, Any]:
-    try:
-        sent = msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.ValidationError as error:
-        raise BadRequest("The body must be one JSON-RPC 2.0 object.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest("The body is not valid JSON.") from error
-    if is_too_deep(sent):
-        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
-    return sent
 
 
 ROUTES = [Route("/workspaces/{workspace_id}/a2a", send, methods=["POST"])]

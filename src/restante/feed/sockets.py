@@ -10,9 +10,7 @@ after a bug, and with 4000 plus the HTTP status that a request would get now: 44
 was revoked, 4410 when rows were trimmed before they could be sent.
 """
 
-import asyncio
 import time
-from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -27,7 +25,7 @@ from restante.feed.admission import TooSlow, abort, admitted, in_time
 from restante.feed.watch import Watch
 from restante.feed.watch_all import WatchAll
 from restante.http import problems
-from restante.http.disconnect import while_connected
+from restante.http.disconnect import refusal_read, while_connected
 
 log = structlog.get_logger()
 
@@ -36,7 +34,6 @@ MAX_MESSAGE_CHARACTERS = 4096
 
 _BEARER = "bearer"
 _HEX_TOKEN = "molecule-auth."  # noqa: S105 - what stands before the token
-_CLOSE_SECONDS = 10.0  # for a refused WebSocket
 _GOING_AWAY, _LOST, _TOO_LONG, _BUG = 1001, 1006, 1009, 1011
 _CLOSE_CODES = 1000  # and above; a lower number is the HTTP status of a refusal
 
@@ -61,21 +58,7 @@ class _Socket:
             seconds = round(time.monotonic() - started, 4)
             log.info("websocket", route=scope["route"].path, code=code, seconds=seconds)
         if code < _CLOSE_CODES:
-            await _until_closed(receive)
-
-
-async def _until_closed(receive: Receive) -> None:
-    """
-    Wait until a refused connection is closed.
-
-    Uvicorn logs an error if the application returns earlier.  The first `disconnect` is for the
-    refusal, the second for the closed connection.
-    """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            for _ in range(2):
-                while (await receive())["type"] != "websocket.disconnect":
-                    pass
+            await refusal_read(receive)
 
 
 socket = _Socket()

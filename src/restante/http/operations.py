@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from restante.errors import BadRequest, MessageTooLarge, RestanteError, UploadTooSlow
-from restante.http import turns
+from restante.http import surrogates, turns
 from restante.http.weights import Weight
 from restante.ids import as_uuid
 from restante.text import printable
@@ -183,15 +183,34 @@ async def _read(request: Request, body: _Body, deadline: _Deadline) -> None:
 def _decoded(body: bytes, shape: type[T]) -> T:
     try:
         try:
-            return msgspec.json.decode(body, type=shape)
+            return decoded(body, shape)[0]
         except msgspec.ValidationError:
             # The decoder takes two spellings of a UUID only; few clients have others.
-            sent = msgspec.json.decode(body)
+            sent, _ = decoded(body, Any)
             if not (ids := _respelled_ids(sent, shape)):
                 raise
             return msgspec.convert(sent | ids, shape)
     except msgspec.ValidationError as error:
         raise BadRequest(_sentence(str(error))) from error
+
+
+def decoded(body: bytes, shape: Any) -> tuple[Any, bytes]:
+    """
+    What a body says, and the body in which halves of characters are replaced, if it has any.
+
+    Raises BadRequest if it is not JSON, and msgspec's ValidationError if it has another shape.
+    """
+    try:
+        try:
+            return msgspec.json.decode(body, type=shape), body
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            if (whole := surrogates.mended(body)) is None:
+                raise
+            return msgspec.json.decode(whole, type=shape), whole
+    except msgspec.ValidationError:
+        raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("The body is not valid JSON.") from error
 

@@ -180,7 +180,7 @@ def claimed_source(request: HTTPConnection, caller: Workspace) -> WorkspaceId | 
 
     Raises NotAuthenticated for another id.  The operator acts for the canvas, whatever it names.
     """
-    claimed = request.headers.get(wire.CALLER_ID)
+    claimed = request.headers.get(wire.CALLER_ID) or None
     if claimed is None or is_admin(request):
         return None
     if as_uuid(claimed) != caller.id:
@@ -198,7 +198,7 @@ async def sender(request: HTTPConnection) -> UUID | None:
     workspace_id(request)  # a malformed id is refused for everybody
     if is_admin(request):
         return None
-    return (await owner_by_token(request, request.headers.get(wire.CALLER_ID))).id
+    return (await owner_by_token(request, request.headers.get(wire.CALLER_ID) or None)).id
 
 
 async def owner_by_token(request: HTTPConnection, claimed: str | None) -> Workspace:
