@@ -263,7 +263,7 @@ async def test_a_bug_has_a_request_id_and_is_logged_and_counted(site: Site):
             assert answer.headers["X-Request-ID"] == "the-one"
 
     (line,) = [event for event in logged if event["event"] == "request"]
-    assert (line["route"], line["status"]) == ("/broken/:what", 500)
+    assert (line["route"], line["status"]) == ("/broken/{what}", 500)
     shown = await metrics_of(site)
     assert shown["molecule_http_requests_total", "GET", "/broken/:what", "500"] == 1
 

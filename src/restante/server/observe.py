@@ -104,8 +104,9 @@ class ObservedApp(Starlette):
             finally:
                 seconds = time.monotonic() - started
                 method = scope["method"] if scope["method"] in METHODS else "other"
-                route = path_label(getattr(scope.get("route"), "path", UNMATCHED))
-                self.state.metrics.requests.answered(method, route, answer.status, seconds)
+                route = getattr(scope.get("route"), "path", UNMATCHED)
+                requests, label = self.state.metrics.requests, path_label(route)
+                requests.answered(method, label, answer.status, seconds)
                 log.info(
                     "request",
                     method=method,
