@@ -365,7 +365,7 @@ async def test_a_full_feed_refuses_messages_and_files(
 MESSAGE = {
     "jsonrpc": "2.0",
     "method": "message/send",
-    "params": {"message": {"content": "x" * 1000}},
+    "params": {"message": {"content": "x" * 850}},
 }
 
 
