@@ -160,7 +160,7 @@ WRITES = {
     "upload": Write(CONTENT, _upload, has_one_row, after=0),
     "upload_with_key": Write(CONTENT, _upload_with_key, has_one_row),
     "message": Write(b"insert into feed (id", _message, has_one_row),
-    "message_with_id": Write(b"insert into feed (id", _message_with_id, has_one_row, after=2),
+    "message_with_id": Write(b"insert into feed (id", _message_with_id, has_one_row),
     "ack": Write(b"with seen as", _ack, has_nothing_waiting),
     "reopen": Write(b"first_acked_at = coalesce", _reopen, has_two_rows),
     "register": Write(CONTENT, _register, is_token, after=0),

@@ -9,6 +9,7 @@ SOURCES = Path(__file__).parents[2] / "src/restante"
 EDGES = (
     "*/web.py",
     "feed/messages.py",
+    "feed/notifications.py",
     "feed/events.py",
     "delivery/multipart.py",
     "delivery/download.py",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from restante.errors import BadRequest
-from restante.feed.jsonrpc import Request, normalised, with_kinds
+from restante.feed.jsonrpc import Object, Request, normalised, with_kinds
 
 NAMES = ("type", "kind", "text", "parts", "content", "message", "params", "method", "file")
 OTHERS = ("jsonrpc", "id", "role", "messageId")
@@ -225,19 +225,19 @@ envelopes = st.fixed_dictionaries(
         "method": st.sampled_from(["message/send", "message/stream", None]),
     },
 )
+
+
+def in_params(message: Object, beside: Object, envelope: Object) -> Object:
+    return {**envelope, "params": {**beside, "message": message}}
+
+
+def without_params(message: Object, beside: Object, envelope: Object) -> Object:
+    return {**beside, **envelope, "message": message}
+
+
 accepted = (
-    st.builds(
-        lambda message, beside, envelope: {**envelope, "params": {**beside, "message": message}},
-        messages,
-        noise,
-        envelopes,
-    )
-    | st.builds(
-        lambda message, beside, envelope: {**beside, **envelope, "message": message},
-        messages,
-        noise,
-        envelopes,
-    )
+    st.builds(in_params, messages, noise, envelopes)
+    | st.builds(without_params, messages, noise, envelopes)
     | messages
 )
 

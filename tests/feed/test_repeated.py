@@ -13,15 +13,24 @@ import pytest
 from aiohttp import ClientSession
 from callers import ADMIN, Caller, ask, bearer, everything, registered
 from factories import DAY, HOUR, NOW, make_feed, make_message, make_workspace, until_blocked
+from hypothesis import given, strategies as st
 from processes import Server
 from sites import ADMIN_TOKEN, Site, SiteFactory
 from sweeps import make_partition, make_sweep, state_of, utc_now
 
 from restante.database.listener import Listener
-from restante.database.pool import Database, transaction
+from restante.database.pool import Database
+from restante.database.spans import floor
 from restante.errors import FeedFull
 from restante.feed import store
-from restante.feed.rules import REMEMBERED, NewActivity, WriteLimits
+from restante.feed.rules import (
+    CLOCK_SKEW,
+    ID_SLOT,
+    REMEMBERED,
+    NewActivity,
+    WriteLimits,
+    id_slots,
+)
 from restante.feed.store import ALREADY_QUEUED
 from restante.feed.subject import FORGET, MESSAGE_IDS
 from restante.feed.wakeups import Wakeups
@@ -151,24 +160,35 @@ async def workspace_id(connection: Any) -> WorkspaceId:
     return await make_workspace(connection)
 
 
+async def with_default_partitions(connection: Any) -> None:
+    """For rows of any time."""
+    for table in ("feed", "message_ids"):
+        await connection.execute(f"create table {table}_rest partition of {table} default")
+
+
 def message(digest: UUID | None = None) -> NewActivity:
     return replace(make_message(), digest=digest or UUID(int=1))
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
+@pytest.mark.parametrize("minutes", [0, 20, -20])
 async def test_a_repetition_waits_for_the_first_and_depends_on_its_commit(
-    workspace_id: WorkspaceId, connections: Callable[[], Any], *, is_committed: bool
+    workspace_id: WorkspaceId,
+    connections: Callable[[], Any],
+    minutes: int,
+    *,
+    is_committed: bool,
 ):
+    """Also if one of the two is at the other side of the end of a slot."""
     first, second, watcher = [await connections() for _ in range(3)]
+    await with_default_partitions(watcher)
+    slot_ends = floor(NOW, ID_SLOT) + ID_SLOT
+    at, other = (slot_ends - timedelta(minutes=sign * minutes / 2) for sign in (1, -1))
     transaction_of_first = first.transaction()
     await transaction_of_first.start()
-    assert await store.append_once(first, workspace_id, message(), now=NOW) == 1
+    assert await store.append(first, workspace_id, message(), now=at) == 1
 
-    async def repeat() -> int | None:
-        async with transaction(second) as tx:
-            return await store.append_once(tx, workspace_id, message(), now=NOW)
-
-    repeating = asyncio.create_task(repeat())
+    repeating = asyncio.create_task(store.append(second, workspace_id, message(), now=other))
     await until_blocked(watcher, second)
     await (transaction_of_first.commit() if is_committed else transaction_of_first.rollback())
 
@@ -234,6 +254,14 @@ async def test_what_did_not_fit_is_not_remembered(
     assert await make_feed(db_with_partitions).append(workspace_id, message(), now=NOW) == 1
 
 
+@given(
+    st.timedeltas(timedelta(0), timedelta(days=2)),
+    st.timedeltas(-CLOCK_SKEW, CLOCK_SKEW),
+)
+def test_two_messages_at_the_same_time_share_a_slot(after: timedelta, skew: timedelta):
+    assert set(id_slots(NOW + after)) & set(id_slots(NOW + after + skew))
+
+
 # For a day
 
 
@@ -241,8 +269,7 @@ async def test_an_id_is_remembered_for_a_day(
     db_with_partitions: Database, connection: Any, workspace_id: WorkspaceId
 ):
     feed, later = make_feed(db_with_partitions), NOW + DAY
-    for table in ("feed", "message_ids"):
-        await connection.execute(f"create table {table}_rest partition of {table} default")
+    await with_default_partitions(connection)
 
     seqs = [
         await feed.append(workspace_id, message(), now=now)
@@ -277,7 +304,8 @@ async def test_the_ids_count_among_what_all_feeds_hold(
     assert await store.total_bytes(connection) == 0
 
     await connection.execute(
-        "insert into message_ids select $1, gen_random_uuid(), $2 from generate_series(1, 1000)",
+        "insert into message_ids"
+        " select $1, gen_random_uuid(), $2, $2 from generate_series(1, 1000)",
         workspace_id,
         NOW,
     )

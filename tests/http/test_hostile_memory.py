@@ -10,6 +10,7 @@ from callers import FORM, Part, chunked, form, request_head, wire_to
 from processes import Server, peak_kib, registered_at
 
 from restante.client.aio import AsyncClient
+from restante.client.poller import MessageItem
 from restante.database.pool import SCHEMA
 
 pytestmark = pytest.mark.anyio
@@ -103,5 +104,6 @@ async def test_many_large_messages_at_once_take_the_memory_of_a_few(server: Serv
         server.address, token=receiver[1], workspace_id=UUID(receiver[0])
     ) as client:
         (item,) = [item async for item in client.inbox(once=True)]
+        assert isinstance(item, MessageItem)
         assert item.body["params"]["message"]["parts"] == [{"kind": "text", "text": text}]
     assert peak_kib(server.pid) - before < 384 * 1024

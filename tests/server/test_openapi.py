@@ -56,6 +56,7 @@ OPERATION_IDS = {
     ("DELETE", "/workspaces/{workspace_id}"): "workspaces_remove",
     ("PATCH", "/workspaces/{workspace_id}"): "workspaces_change",
     ("POST", "/workspaces/{workspace_id}/a2a"): "messages_send",
+    ("POST", "/workspaces/{workspace_id}/notify"): "messages_notify",
     ("GET", "/workspaces/{workspace_id}/activity"): "feed_read",
     ("POST", "/workspaces/{workspace_id}/activity/ack"): "feed_acknowledge",
     ("POST", "/workspaces/{workspace_id}/chat/uploads"): "uploads_upload",

@@ -136,14 +136,16 @@ create table feed (
 create index feed_in_order on feed (workspace_id, seq);
 
 -- The messages of the last day whose sender chose an id, so that a repetition is not queued again.  The
--- digest is of the sender, the method and the id.  Partitions are dropped after a day; until then their
--- size counts in what all feeds together may hold.
+-- digest is of the sender, the method and the id.  The slot is the six hours in which it was queued; the
+-- key refuses a repetition that is sent at the same time.  Partitions are dropped after a day; until then
+-- their size counts in what all feeds together may hold.
 create table message_ids (
     workspace_id uuid        not null,  -- to whom it was sent
     digest       uuid        not null,
+    slot         timestamptz not null,
     queued_at    timestamptz not null,
-    primary key (workspace_id, digest, queued_at)
-) partition by range (queued_at);
+    primary key (workspace_id, digest, slot)
+) partition by range (slot);
 
 -- Uploads in progress -----------------------------------------------------------------------------
 

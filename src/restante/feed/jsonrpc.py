@@ -98,10 +98,12 @@ def _filled(message: Object, message_id: str) -> Object:
 
 def _with_parts(message: Object) -> Object:
     """`content` becomes `parts`, in its place; beside `parts` it is just another field."""
-    content = message.get("content")
+    content: Any = message.get("content")
     if message.get("parts") is not None or not isinstance(content, str | list):
         return message
-    parts = [{"kind": "text", "text": content}] if isinstance(content, str) else content
+    parts = (
+        [{"kind": "text", "text": content}] if isinstance(content, str) else cast("Any", content)
+    )
     return {
         ("parts" if name == "content" else name): (parts if name == "content" else value)
         for name, value in message.items()

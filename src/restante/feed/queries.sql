@@ -1,8 +1,9 @@
 -- name: append
 -- The counter is taken last before the commit, so that seqs are dense and in commit order.  Returns no
 -- row, and stores nothing, when the feed is full, too much was written this hour, or a row with this
--- digest was appended after $16.  For that the feed must have been locked by a statement before this
--- one.  Bodies come as bytes: as text they would be copied into wider characters.
+-- digest was appended after $16.  One that is appended at the same time cannot be seen: then the key of
+-- message_ids refuses the statement, before the body is written.  Bodies come as bytes: as text they
+-- would be copied into wider characters.
 with counter as (
     update feeds
        set last_seq = last_seq + 1,
@@ -17,23 +18,28 @@ with counter as (
        and feed_bytes + $10::int <= $13
        and case written_hour when hour.starts then written_bytes else 0 end + $10::int <= $12
        and ($15::uuid is null or not exists (
-               select from message_ids where workspace_id = $2 and digest = $15 and queued_at > $16
+               select from message_ids
+                where workspace_id = $2 and digest = $15 and slot >= $17 and queued_at > $16
            ))
     returning last_seq
 ), remembered as (
-    insert into message_ids (workspace_id, digest, queued_at)
-    select $2, $15, $9 from counter where $15 is not null
+    insert into message_ids (workspace_id, digest, slot, queued_at)
+    select $2, $15, slot, $9
+      from counter, (select $18::timestamptz union select $19::timestamptz) as slots (slot)
+     where $15 is not null
+    returning slot
 )
 insert into feed (id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
                   request_body, status, created_at, bytes, response_body)
 select $1, $2, counter.last_seq, $3, $4, $2, $5, $6, convert_from($7::bytea, 'UTF8')::json, $8, $9, $10,
        convert_from($14::bytea, 'UTF8')::json
-  from counter
+  from counter, (select count(*) from remembered) as first
 returning seq;
 
 -- name: is_queued
 select exists (
-    select from message_ids where workspace_id = $1 and digest = $2 and queued_at > $3
+    select from message_ids
+     where workspace_id = $1 and digest = $2 and slot >= $4 and queued_at > $3
 );
 
 -- name: fill_of

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 
 from restante import wire
+from restante.database.spans import floor
 from restante.errors import FeedFull, RestanteError, ServerFull, TooMuchWritten
 from restante.ids import ActivityId
 from restante.text import printable
@@ -80,6 +81,22 @@ def row_bytes(*texts: str) -> int:
 
 # For so long a message with the same id is a repetition.
 REMEMBERED = timedelta(days=1)
+ID_SLOT = timedelta(hours=6)
+
+
+def id_slots(now: datetime) -> tuple[datetime, datetime]:
+    """
+    The slots in which the id of a message is remembered; often both are the same.
+
+    Two messages at the same time share one, although they may be at both sides of a slot's end and
+    the clocks of their servers differ: near the end, an id is in the next slot too.
+    """
+    return floor(now, ID_SLOT), floor(now + CLOCK_SKEW, ID_SLOT)
+
+
+def remembered_since(now: datetime) -> tuple[datetime, datetime]:
+    """Since when ids are remembered: the time, and its slot."""
+    return now - REMEMBERED, floor(now - REMEMBERED, ID_SLOT)
 
 
 def digest_of(sender: UUID | None, method: str, message_id: str) -> UUID:

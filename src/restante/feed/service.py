@@ -2,12 +2,11 @@
 
 import time
 from datetime import datetime
-from typing import Any
 
 import structlog
 
 from restante.database.outcomes import decided
-from restante.database.pool import Connection, Database, transaction
+from restante.database.pool import Connection, Database
 from restante.errors import DiskLow, OutcomeUnknown, ServerFull, WorkspaceUnknown
 from restante.feed import room, store
 from restante.feed.pages import Look, Reader
@@ -68,20 +67,15 @@ class Feed:
             async with self.total.adding(row.bytes):
                 seq = await self._append(workspace_id, row, now=now)
         except (ServerFull, DiskLow):
-            if not await self._is_queued(workspace_id, row, now=now):
-                raise
+            async with self._db.connection() as connection:
+                if not await store.is_queued(connection, workspace_id, row, now=now):
+                    raise
             seq = store.ALREADY_QUEUED
-        event = "message_repeated" if seq == store.ALREADY_QUEUED else "message_queued"
-        log.info(event, workspace=str(workspace_id), method=row.method, seq=seq)
+        if seq == store.ALREADY_QUEUED:
+            log.info("message_repeated", workspace=str(workspace_id), method=row.method)
+        else:
+            log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
         return seq
-
-    async def _is_queued(
-        self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime
-    ) -> bool:
-        if row.digest is None:
-            return False
-        async with self._db.connection() as connection:
-            return await store.is_queued(connection, workspace_id, row.digest, now=now)
 
     async def _append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
         """The same in a feed that may be full, on a server that is not."""
@@ -106,7 +100,7 @@ class Feed:
         async def append(limits: WriteLimits) -> int | None:
             return await decided(
                 self._db,
-                lambda c: _append(c, workspace_id, row, now=now, row_id=row_id, limits=limits),
+                lambda c: store.append(c, workspace_id, row, now=now, row_id=row_id, limits=limits),
                 lambda c: store.seq_of(c, workspace_id, row_id),
             )
 
@@ -231,13 +225,3 @@ class Feed:
         async with self._db.connection() as connection:
             if await store.has_only(connection, workspace_id, NOTIFY, up_to_seq=seq):
                 await store.acknowledge(connection, workspace_id, seq)
-
-
-async def _append(
-    connection: Connection, workspace_id: WorkspaceId, row: NewActivity, **given: Any
-) -> int | None:
-    """Only what could be a repetition needs a transaction."""
-    if row.digest is None:
-        return await store.append(connection, workspace_id, row, **given)
-    async with transaction(connection) as tx:
-        return await store.append_once(tx, workspace_id, row, **given)

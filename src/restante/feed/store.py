@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 from msgspec import Raw
 
 from restante import wire
@@ -13,7 +14,6 @@ from restante.database import sql
 from restante.database.pool import Connection, Row, Tx
 from restante.feed.rules import (
     MAX_PAGE_BYTES,
-    REMEMBERED,
     UNLIMITED,
     Fill,
     Filter,
@@ -21,6 +21,8 @@ from restante.feed.rules import (
     NewActivity,
     SenderPart,
     WriteLimits,
+    id_slots,
+    remembered_since,
 )
 from restante.ids import ActivityId, WorkspaceId, lowest_activity_id, new_activity_id
 
@@ -68,56 +70,47 @@ async def append(  # noqa: PLR0913 - each argument is one fact, named by its cal
     """
     Append one row, with a new id or this one.
 
-    Returns its seq, or None if the workspace has no feed or no room in it, or if the row repeats
-    one: for a row with a digest the feed must be locked.
+    Returns its seq; ALREADY_QUEUED if a row with its digest was appended within a day, or at the
+    same time; None if the workspace has no feed or no room in it.
     """
-    return await connection.fetchval(
-        queries.append,
-        row_id or new_activity_id(now),
-        workspace_id,
-        row.activity_type,
-        row.source_id,
-        row.method,
-        row.summary,
-        row.request_body,
-        row.status,
-        now,
-        row.bytes,
-        limits.max_feed_bytes,
-        limits.max_written_bytes,
-        limits.max_kept_bytes,
-        row.response_body,
-        row.digest,
-        now - REMEMBERED,
-    )
-
-
-async def append_once(  # noqa: PLR0913 - each argument is one fact, named by its caller
-    tx: Tx,
-    workspace_id: WorkspaceId,
-    row: NewActivity,
-    *,
-    now: datetime,
-    limits: WriteLimits = UNLIMITED,
-    row_id: ActivityId | None = None,
-) -> int | None:
-    """
-    Append one row unless one with its digest was appended; returns ALREADY_QUEUED then.
-
-    Whoever sends the same at the same time waits for the lock, and then finds it.
-    """
-    await lock(tx, workspace_id)
-    seq = await append(tx, workspace_id, row, now=now, limits=limits, row_id=row_id)
-    if seq is None and row.digest and await is_queued(tx, workspace_id, row.digest, now=now):
+    try:
+        seq = await connection.fetchval(
+            queries.append,
+            row_id or new_activity_id(now),
+            workspace_id,
+            row.activity_type,
+            row.source_id,
+            row.method,
+            row.summary,
+            row.request_body,
+            row.status,
+            now,
+            row.bytes,
+            limits.max_feed_bytes,
+            limits.max_written_bytes,
+            limits.max_kept_bytes,
+            row.response_body,
+            row.digest,
+            *remembered_since(now),
+            *id_slots(now),
+        )
+    except asyncpg.UniqueViolationError as error:
+        if not (error.table_name or "").startswith("message_ids"):
+            raise
+        return ALREADY_QUEUED
+    if seq is None and await is_queued(connection, workspace_id, row, now=now):
         return ALREADY_QUEUED
     return seq
 
 
 async def is_queued(
-    connection: Connection, workspace_id: WorkspaceId, digest: UUID, *, now: datetime
+    connection: Connection, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime
 ) -> bool:
-    """Whether a row with this digest was appended within the last day."""
-    return await connection.fetchval(queries.is_queued, workspace_id, digest, now - REMEMBERED)
+    """Whether a row with the same digest was appended within the last day."""
+    if row.digest is None:
+        return False
+    since = remembered_since(now)
+    return await connection.fetchval(queries.is_queued, workspace_id, row.digest, *since)
 
 
 async def fill_of(connection: Connection, workspace_id: WorkspaceId) -> Fill | None:

@@ -12,7 +12,7 @@ from restante.database import partitions
 from restante.database.partitions import Partition, PartitionedTable
 from restante.database.pool import Connection, transaction
 from restante.feed import store
-from restante.feed.rules import CLOCK_SKEW, REMEMBERED, SHORTEST_KEPT
+from restante.feed.rules import CLOCK_SKEW, ID_SLOT, REMEMBERED, SHORTEST_KEPT
 from restante.feed.store import Needed
 from restante.feed.total import TotalLimit
 from restante.ids import lowest_activity_id, moment_of
@@ -211,7 +211,7 @@ class MessageIds(PartitionSubject[None]):
     name = "message ids"
     tables = ("message_ids",)
     table = MESSAGE_IDS
-    width = timedelta(hours=6)
+    width = ID_SLOT
 
     def decide(
         self, partition: Partition, contents: None, *, now: datetime

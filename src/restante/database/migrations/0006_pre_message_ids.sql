@@ -5,6 +5,7 @@
 create table message_ids (
     workspace_id uuid        not null,
     digest       uuid        not null,
+    slot         timestamptz not null,
     queued_at    timestamptz not null,
-    primary key (workspace_id, digest, queued_at)
-) partition by range (queued_at);
+    primary key (workspace_id, digest, slot)
+) partition by range (slot);
