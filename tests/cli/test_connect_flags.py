@@ -68,7 +68,7 @@ async def test_one_command_registers_and_the_next_receives(shared_site: Site, tm
     (path,) = (folder / ".molecule" / "chat-uploads").iterdir()
     assert re.fullmatch(r"[0-9a-f]{32}-a_b\.txt", path.name)
     assert path.read_bytes() == b"hello"
-    assert f"received a_b.txt (5 B): {path}" in second.stdout
+    assert f"received a b.txt (5 B): {path}" in second.stdout
     assert (await workspaces(shared_site))[workspace].name == "laptop"
 
 
@@ -106,6 +106,23 @@ async def test_a_server_that_requires_a_registration_token(run_site: SiteFactory
     assert "token" in error_of(refused)
     assert kept_credentials(tmp_path / "1") is None
     assert (flag.code, variable.code) == (0, 0)
+
+
+async def test_a_file_above_our_own_limit_stays_pending(shared_site: Site, tmp_path: Path):
+    await connect(shared_site.url, "--dir", tmp_path, "--once")
+    kept = kept_credentials(tmp_path)
+    assert kept is not None
+    await send(shared_site, str(kept.workspace_id), "a b.txt")
+
+    refused = await connect("--dir", tmp_path, "--once", "--max-file-bytes", 4)
+    taken = await connect("--dir", tmp_path, "--once", "--max-file-bytes", 5)
+    wrong = await connect("--dir", tmp_path, "--once", "--max-file-bytes", 0)
+
+    assert "1 files could not be taken" in error_of(refused)
+    assert "not taken: a b.txt: " in refused.stdout
+    assert "has 5 bytes, and this side accepts at most 4" in refused.stdout
+    assert taken.code == 0
+    assert wrong.code == 2
 
 
 async def test_files_whose_command_fails_are_not_acknowledged(shared_site: Site, tmp_path: Path):

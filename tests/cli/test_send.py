@@ -226,6 +226,63 @@ async def test_an_unknown_or_ambiguous_recipient_is_refused(shared_site: Site, l
     assert [await waiting(twin) for twin in twins] == [[], []]
 
 
+# The server's limits
+
+
+def limited(per_file: int, per_request: int, files: int) -> bytes:
+    """The answer of a server whose operator has set other limits."""
+    limits = {"per_file_bytes": per_file, "per_request_bytes": per_request}
+    return http(200, limits | {"max_attachments_per_message": files})
+
+
+async def sizes_sent(answer: bytes, *paths: Path) -> tuple[Outcome, list[int]]:
+    """Send to a server with these limits; returns how many files each request had."""
+
+    def accept(asked: Asked) -> bytes:
+        return answer if asked.path == "/uploads/limits" else http(200, {"files": []})
+
+    async with impostor(accept) as other:
+        done = await send(other.url, NOBODY, *paths)
+    return done, [asked.body.count(b"filename=") for asked in other.asked if asked.body]
+
+
+async def test_requests_are_as_large_as_the_server_takes_them(tmp_path: Path):
+    paths = [tmp_path / f"{number}.bin" for number in range(5)]
+    for path in paths:
+        path.write_bytes(bytes(100_000))
+
+    fewer, larger, smaller, nonsense = await asyncio.gather(
+        sizes_sent(limited(10**6, 10**6, 2), *paths),
+        sizes_sent(limited(10**6, 10**6, 100), *paths),
+        sizes_sent(limited(10**6, 300_000, 100), *paths),
+        sizes_sent(limited(10**6, -1, 0), *paths),
+    )
+
+    assert [done.code for done, _ in (fewer, larger, smaller, nonsense)] == [0] * 4
+    assert fewer[1] == [2, 2, 1]
+    assert larger[1] == [5]
+    assert smaller[1] == [2, 2, 1]
+    assert nonsense[1] == [1] * 5
+
+
+async def test_a_file_above_the_servers_limit_is_not_sent(letter: Path):
+    done, sent = await sizes_sent(limited(12, 100, 1), letter)
+
+    assert "a letter.txt has 13 bytes; the server accepts at most 12" in error_of(done)
+    assert sent == []
+
+
+@pytest.mark.parametrize(
+    "answer", [http(404, {"error": "x", "code": "no_such_route"}), http(200, b"<html>")]
+)
+async def test_a_server_that_says_no_limits_has_the_default_ones(letter: Path, answer: bytes):
+    """An earlier one has no such route, and some answer with a page of their own."""
+    done, sent = await sizes_sent(answer, *[letter] * (MAX_FILES_PER_REQUEST + 1))
+
+    assert done.code == 0
+    assert sent == [MAX_FILES_PER_REQUEST, 1]
+
+
 # Mistakes
 
 

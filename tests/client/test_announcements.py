@@ -3,10 +3,12 @@
 import base64
 import hashlib
 from collections.abc import AsyncIterator, Sequence
+from urllib.parse import unquote
 from uuid import UUID, uuid4
 
 import pytest
 from callers import registered
+from file_names import NAMES, Name
 from hypothesis import given, strategies as st
 from sites import Site
 
@@ -14,7 +16,7 @@ from restante.client import AsyncClient, Bytes, calls
 from restante.client.calls import Extent, Part
 from restante.client.http_replies import Reply
 from restante.client.sending import MultipartBody, Outgoing
-from restante.delivery.rules import clean_mimetype, clean_name
+from restante.delivery.rules import clean_mimetype, clean_name, display_name
 from restante.errors import AnswerInvalid
 from restante.ids import FileId, WorkspaceId
 
@@ -66,6 +68,18 @@ async def test_hostile_names_are_cleaned(shared_site: Site):
 
     assert [file.name for file in accepted] == [clean_name(name) for name in HOSTILE_NAMES]
     assert [file.size for file in accepted] == [len(file.content) for file in files]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name.sent)[:40])
+def test_the_original_name_is_sent_beside_the_clean_one(name: Name):
+    """A server that does not know the encoded form uses the other."""
+    head = calls.part_head(KEY, Part(name.sent, "", 1)).decode()
+
+    plain, _, encoded = head.split("\r\n")[1].partition("; filename*=UTF-8''")
+    assert plain == f'Content-Disposition: form-data; name="files"; filename="{name.wire}"'
+    assert display_name(unquote(encoded) or name.wire) == name.shown
+    assert len(encoded) < 3500
+    assert head.isascii()
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,27 @@ def test_announced_names_are_cleaned(name: str, cleaned: str):
 
 
 @pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ("A letter, \xfc.txt", "A letter, \xfc.txt"),
+        ("../../.ssh/authorized_keys", "authorized_keys"),
+        ("\u202egnp.exe\x1b", "gnp.exe"),
+        ("x" * 5000, "x" * 255),
+        ("", "a.txt"),
+        (None, "a.txt"),
+        (7, "a.txt"),
+        ({"a": []}, "a.txt"),
+    ],
+)
+def test_a_name_for_people_is_cleaned_or_replaced_by_the_other(sent: Any, shown: str):
+    """A wrong one must not hide the file, and earlier servers send none."""
+    file = announced(row(FILE | {"display_name": sent}))
+
+    assert file is not None
+    assert (file.name, file.original_name) == ("a.txt", shown)
+
+
+@pytest.mark.parametrize(
     "body",
     [
         None,

@@ -52,6 +52,24 @@ def client_at(url: str, caller: Caller) -> AsyncClient:
     return AsyncClient(url, token=caller.token, workspace_id=UUID(caller.id))
 
 
+@pytest.mark.parametrize("original_name", [False, True])
+async def test_a_program_can_ask_for_the_original_name(
+    client: AsyncClient, caller: Caller, tmp_path: Path, *, original_name: bool
+):
+    """Saved twice, nothing is replaced; nothing else is left in the directory."""
+    await caller.staged(Part(CONTENT, name="A letter, \xfc.txt"))
+    (item,) = [item async for item in client.inbox(once=True)]
+    assert isinstance(item, FileItem)
+    assert (item.name, item.display_name) == ("A_letter___.txt", "A letter, \xfc.txt")
+
+    paths = [await item.save(tmp_path, original_name=original_name) for _ in range(2)]
+
+    assert entries(tmp_path) == set(paths)
+    assert all(path.read_bytes() == CONTENT for path in paths)
+    if original_name:
+        assert [path.name for path in paths] == ["A letter, \xfc.txt", "A letter, \xfc (2).txt"]
+
+
 async def staged(client: AsyncClient, caller: Caller) -> FileItem:
     """The item of a file that was just uploaded."""
     await caller.staged(Part(CONTENT))

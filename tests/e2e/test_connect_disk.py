@@ -69,13 +69,27 @@ def test_a_file_without_space_is_received_once_there_is_some(
 
     said = ana.until_said(NO_SPACE)
     assert "/arriving/" in said
-    assert "free some space. Trying again" in said
+    assert f"it needs {2 * MIB} bytes, and " in said
     assert office.waiting(ana) == {LETTER.name}
     assert ana.names() == []
 
     filler.remove()
     assert_arrived_once(office, ana, LETTER)
     assert ana.is_running()
+
+
+def test_a_file_that_does_not_fit_does_not_stop_smaller_ones(
+    office: Office, disk: Path, ana: Connect
+):
+    """Else a sender could stop a workspace with one large file."""
+    Filler(disk, leave=MIB)
+    office.send(ana, LETTER, NOTE)
+
+    ana.until_said("received note.txt")
+
+    assert ana.names() == [NOTE.name]
+    assert office.waiting(ana) == {LETTER.name}
+    assert not any(partial.stat().st_size for partial in ana.partials())
 
 
 def test_a_file_that_cannot_be_recorded_is_not_placed(

@@ -33,6 +33,8 @@ MAX_MESSAGE_BYTES = 16 * MIB
 _PUSH_SECONDS = 60
 
 _MAX_SEQ = 2**63 - 1
+# Percent-encoded it must fit into the headers that servers accept.
+_MAX_SENT_NAME = 255
 
 # Follows the bytes of each part.
 PART_END = b"\r\n"
@@ -288,8 +290,9 @@ def part_head(key: str, part: Part) -> bytes:
     original name is beside it, percent-encoded; servers that do not know that form ignore it.
     """
     name, kind = clean_name(part.name), clean_mimetype(part.mimetype) or UNKNOWN_TYPE
-    shown = quote(display_name(part.name), safe="", errors="replace")
-    original = "" if shown == name else f"; filename*=UTF-8''{shown}"
+    sent = part.name if len(part.name) <= _MAX_SENT_NAME else display_name(part.name)
+    encoded = quote(sent, safe="", errors="replace")
+    original = "" if encoded in {"", name} else f"; filename*=UTF-8''{encoded}"
     return (
         f'--{key}\r\nContent-Disposition: form-data; name="files"; filename="{name}"{original}\r\n'
         f"Content-Type: {kind}\r\n\r\n"
