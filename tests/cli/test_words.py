@@ -139,6 +139,15 @@ async def test_what_is_no_text_is_refused(caller: Caller, folder: Path, tmp_path
     assert await caller.feed() == []
 
 
+async def test_a_mistyped_flag_is_not_said(caller: Caller, folder: Path):
+    mistyped = await run("notify", "--hlep", "--dir", folder)
+    said = await run("notify", "- a list", "--dir", folder)
+
+    assert (mistyped.code, said.code) == (2, 0)
+    assert "--hlep" in mistyped.stderr
+    assert await texts(caller) == ["- a list"]
+
+
 async def test_on_a_terminal_it_does_not_wait_for_a_text(folder: Path):
     ours, terminal = pty.openpty()
     try:

@@ -12,7 +12,7 @@ from callers import ADMIN_TOKEN, Caller, registered
 from impostors import Asked, http, impostor, one_after_another, relay
 from sites import Site
 
-from restante.client import AsyncClient, Bytes, Client, MessageItem
+from restante.client import AsyncClient, BlockingMessage, Bytes, Client, MessageItem
 from restante.client.calls import MAX_MESSAGE_BYTES
 from restante.errors import BadRequest, MessageTooLarge, ServerUnreachable, WorkspaceUnknown
 
@@ -215,7 +215,7 @@ async def test_programs_without_a_loop_answer_too(ana: Caller, admin: AsyncClien
     def program() -> None:
         with Client(ana.site.url, token=ana.token, workspace_id=UUID(ana.id)) as client:
             for item in client.inbox(once=True):
-                assert not item.is_file
+                assert isinstance(item, BlockingMessage)
                 item.reply(item.text.upper())
             client.notify("More.")
             client.send_message(UUID(ana.id), "to myself")

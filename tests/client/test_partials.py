@@ -52,10 +52,6 @@ def client_at(url: str, caller: Caller) -> AsyncClient:
     return AsyncClient(url, token=caller.token, workspace_id=UUID(caller.id))
 
 
-def everything_in(directory: Path) -> set[Path]:
-    return set(directory.iterdir())
-
-
 @pytest.mark.parametrize("original_name", [False, True])
 async def test_a_program_can_ask_for_the_original_name(
     client: AsyncClient, caller: Caller, tmp_path: Path, *, original_name: bool
@@ -68,7 +64,7 @@ async def test_a_program_can_ask_for_the_original_name(
 
     paths = [await item.save(tmp_path, original_name=original_name) for _ in range(2)]
 
-    assert everything_in(tmp_path) == set(paths)
+    assert entries(tmp_path) == set(paths)
     assert all(path.read_bytes() == CONTENT for path in paths)
     if original_name:
         assert [path.name for path in paths] == ["A letter, \xfc.txt", "A letter, \xfc (2).txt"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Group, Parameter
 
 from restante.cli.access import Access, client_of_folder
-from restante.cli.words import text_given
+from restante.cli.words import STANDARD_INPUT, text_given
 from restante.errors import BadRequest
 from restante.ids import WorkspaceId, as_uuid
 
@@ -20,8 +20,14 @@ def register(app: App, group: Group) -> None:
     app.command(notify, group=group)
 
 
+def _no_flag(_type: object, text: str | None) -> None:
+    """A mistyped flag must not be said to the user."""
+    if text and text != STANDARD_INPUT and text.startswith("-") and len(text.split()) == 1:
+        raise ValueError(f"{text} is no flag of this command; to say it, pipe it into notify -")
+
+
 def notify(
-    text: str | None = None,
+    text: Annotated[str | None, Parameter(allow_leading_hyphen=True, validator=_no_flag)] = None,
     /,
     *,
     file: Annotated[tuple[Path, ...], Parameter(negative=(), show_default=False)] = (),

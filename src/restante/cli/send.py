@@ -34,7 +34,7 @@ def send(
     workspace: str,
     /,
     *files: Annotated[Path, Parameter(negative=())],
-    message: str | None = None,
+    message: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     dir: Path | None = None,  # noqa: A002 - the flag's name
     ttl_seconds: int | None = None,
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
