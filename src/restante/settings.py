@@ -22,7 +22,13 @@ CLIENT_VARIABLES = frozenset({"RESTANTE_URL", "RESTANTE_TOKEN"})
 
 # Set by `restante connect` for the commands it runs; those may run `restante` themselves.
 COMMAND_VARIABLES = frozenset(
-    {"RESTANTE_FILE_ID", "RESTANTE_FILE_NAME", "RESTANTE_FILE_TYPE", "RESTANTE_METHOD"}
+    {
+        "RESTANTE_FILE_ID",
+        "RESTANTE_FILE_DISPLAY_NAME",
+        "RESTANTE_FILE_NAME",
+        "RESTANTE_FILE_TYPE",
+        "RESTANTE_METHOD",
+    }
 )
 
 
