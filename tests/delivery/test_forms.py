@@ -1,5 +1,6 @@
 """The parser of forms: the same events however a body is cut into pieces."""
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -103,6 +104,36 @@ def test_an_empty_part_needs_no_line_of_its_own():
     body = dashed + b"\r\nContent-Disposition: form-data; name=x\r\n\r\n" + dashed + b"--"
 
     assert parsed(body, []) == [(PartHead("x", None, ""), b"")]
+
+
+HEAD = form(Part(b"", field="x"), closed=False)[:-2]
+
+
+def processor_seconds(body: bytes) -> float:
+    """How long the parser works on an unfinished body, in pieces as they come from a socket."""
+    parser, began_at = FormParser(BOUNDARY, max_parts=9), time.process_time()
+    for at in range(0, len(body), 16_384):
+        for _ in parser.feed(body[at : at + 16_384]):
+            pass
+    return time.process_time() - began_at
+
+
+@pytest.mark.parametrize(
+    ("start", "unit"),
+    [
+        (b"", b"\n--" + BOUNDARY.encode() + b"x"),
+        (HEAD, b"\r\n--" + BOUNDARY.encode() + b"x"),
+        (HEAD, b"\r\n--" + BOUNDARY[:-1].encode()),
+        (HEAD, b"\r\n--"),
+        (HEAD, b"\r"),
+    ],
+)
+def test_what_almost_is_a_boundary_takes_linear_time(start: bytes, unit: bytes):
+    short, long = (start + unit * (size // len(unit)) for size in (1 << 18, 1 << 21))
+
+    once = min(processor_seconds(short) for _ in range(3))
+
+    assert min(processor_seconds(long) for _ in range(3)) < 24 * once  # quadratic: 64
 
 
 def test_the_number_of_parts_and_the_size_of_a_head_are_bounded():
