@@ -22,10 +22,6 @@ from playwright.async_api import Browser, Error, Page, async_playwright
 from processes import clean_environment
 from sites import ADMIN_TOKEN, Site, running_site, settings_for
 
-from restante.delivery import web as uploads
-from restante.http.operations import operation_of
-from restante.server.app import ROUTES
-
 CHROMIUM = shutil.which("chromium")
 CANVAS = Path(__file__).with_name("canvas.html")
 DEFAULT_PORT = 3000
@@ -131,26 +127,10 @@ def protocols(path: str, token: str) -> list[str]:
     return [f"molecule-auth.{token.encode().hex()}"] if path == "/ws" else ["bearer", token]
 
 
-def ways(own: str, older: str) -> list[Any]:
-    """Our own route, and that of the existing server."""
-    is_served = older in {getattr(route, "path", "") for route in ROUTES}
-    unless_served = pytest.mark.skipif(not is_served, reason=f"{older} is not served")
-    return [own, pytest.param(older, marks=unless_served)]
-
-
-SOCKETS = ways("/workspaces/{id}/ws", "/ws")
-STREAMS = ways("/workspaces/{id}/events", "/events/stream")
-_PREVIEW = operation_of(uploads.content)
-TOKENS = [
-    "workspace",
-    pytest.param(
-        "admin",
-        marks=pytest.mark.skipif(
-            _PREVIEW is None or _PREVIEW.caller == "workspace",
-            reason="the admin's token does not open contents",
-        ),
-    ),
-]
+# Our own routes, and those of the existing server.
+SOCKETS = ["/workspaces/{id}/ws", "/ws"]
+STREAMS = ["/workspaces/{id}/events", "/events/stream"]
+TOKENS = ["workspace", "admin"]
 
 
 async def test_a_page_registers_and_uploads_with_progress(stage: Stage, listed: Page):
