@@ -15,6 +15,8 @@ from starlette.responses import Response
 
 from restante.errors import BadRequest, MessageTooLarge, RestanteError, UploadTooSlow
 from restante.http import surrogates, turns
+from restante.http.bodies import declared_length
+from restante.http.body_room import BodyRoom
 from restante.http.weights import Weight
 from restante.ids import as_uuid
 from restante.text import printable
@@ -97,8 +99,29 @@ async def json_body(
     max_bytes: int = SMALL_JSON_BYTES,
     on_bytes: OnBytes = _ignore,
 ) -> T:
-    """Decode the body; raises BadRequest with the field's name, or MessageTooLarge."""
-    return _decoded(await read_limited(request, max_bytes=max_bytes, on_bytes=on_bytes), shape)
+    """
+    Decode the body; raises BadRequest with the field's name, or MessageTooLarge.
+
+    Raises TooManyAtOnce if there is no room for a large one.
+    """
+    async with _room(request).place(largest_length(request, max_bytes)) as place:
+
+        async def on_piece(size: int) -> None:
+            await on_bytes(size)
+            await place.grow(size)
+
+        body = await read_limited(request, max_bytes=max_bytes, on_bytes=on_piece)
+    return _decoded(body, shape)
+
+
+def _room(request: Request) -> BodyRoom:
+    return request.app.state.body_room
+
+
+def largest_length(request: Request, max_bytes: int) -> int:
+    """The size of the body as it is declared, or the largest that it can have."""
+    declared = declared_length(request)
+    return max_bytes if declared is None else min(declared, max_bytes)
 
 
 async def read_limited(

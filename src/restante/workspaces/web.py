@@ -17,6 +17,7 @@ from restante.errors import (
     NotAuthenticated,
     NotJson,
     OriginRefused,
+    TooManyAtOnce,
     TooManyMessages,
     WorkspaceUnknown,
 )
@@ -66,6 +67,7 @@ def _disk(request: Request) -> Disk:
         NotJson,
         *BODY_REFUSALS,
         TooManyMessages,
+        TooManyAtOnce,
         DiskLow,
     ),
 )
