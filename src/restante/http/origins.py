@@ -33,6 +33,9 @@ _VARY = (b"vary", b"Origin")
 _ASKED_METHOD = "access-control-request-method"
 _ASKED_PRIVATE = "access-control-request-private-network"
 _MAX_SHOWN = 100
+_ALLOWED = 204
+
+PREFLIGHT_STATUSES = (_ALLOWED, problems.STATUS[OriginRefused])
 
 
 class CrossOrigin:
@@ -79,7 +82,7 @@ class CrossOrigin:
         headers = dict(self._preflight)
         if to_private:
             headers["Access-Control-Allow-Private-Network"] = "true"
-        return Response(status_code=204, headers=headers)
+        return Response(status_code=_ALLOWED, headers=headers)
 
 
 def _list(names: Iterable[str]) -> str:
