@@ -236,7 +236,11 @@ def subjects_of(settings: Settings, disk: Disk | None = None) -> Subjects:
         RemovedWorkspaces(retention=feed),
         SpaceSamples(),
         CrowdedFeeds(limit),
-        Buckets(width=timedelta(seconds=settings.bucket_seconds), ack_retention=ack),
+        Buckets(
+            width=timedelta(seconds=settings.bucket_seconds),
+            ack_retention=ack,
+            sweep_interval=timedelta(seconds=settings.sweep_interval_seconds),
+        ),
         FeedPartitions(retention=feed, limit=limit),
         MessageIds(),
     )
