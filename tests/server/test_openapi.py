@@ -244,6 +244,20 @@ def test_the_limits_of_the_server_are_named():
     assert "3000002 bytes in 64 files" in description
 
 
+def test_a_description_may_have_any_dollar_sign():
+    """A server must not fail at startup because of a sentence about its interface."""
+    sentence = "It costs 5 $ ($5, $$, ${x} or $nobody_knows) for $per_file_bytes bytes."
+
+    @operation(summary="Try.", caller="anyone", details=sentence)
+    async def attempt(_request: Request) -> Response:
+        return Response()
+
+    found = openapi.document([Route("/attempt", attempt)], LIMITS)
+
+    shown = sentence.replace("$per_file_bytes", str(LIMITS.per_file_bytes))
+    assert found["paths"]["/attempt"]["get"]["description"] == shown
+
+
 @pytest.mark.anyio
 async def test_the_document_is_served(site: Site):
     answer = await ask(site, "GET", "/openapi.json")

@@ -12,6 +12,7 @@ from restante.delivery.receive import Incoming
 from restante.delivery.rules import MAX_FILES_PER_REQUEST, ReceivePolicy, request_too_large
 from restante.errors import RequestTooLarge, UploadMalformed
 from restante.http import turns
+from restante.http.bodies import declared_length
 
 _MAX_PARTS = MAX_FILES_PER_REQUEST + 64  # other fields of the form are ignored
 _MAX_BOUNDARY = 200
@@ -22,10 +23,9 @@ _FIELD = "files"
 _SLICE_BYTES = 16 * 1024
 
 
-def declared_length(request: Request, policy: ReceivePolicy) -> int | None:
-    """The Content-Length; raises RequestTooLarge before anything is read."""
-    text = request.headers.get("content-length", "")
-    length = int(text) if text.isascii() and text.isdigit() else None
+def accepted_length(request: Request, policy: ReceivePolicy) -> int | None:
+    """The Content-Length, if any; raises RequestTooLarge before anything is read."""
+    length = declared_length(request)
     if length is not None and length > policy.max_body_bytes:
         allowed = policy.max_request_bytes
         raise RequestTooLarge(
@@ -58,7 +58,7 @@ def _parser(request: Request) -> FormParser:
 
 
 def _boundary(content_type: str) -> str:
-    """The boundary of a form; empty if it has none, or if it is no form."""
+    """The boundary of a form; empty if it has none, or if it is not a form."""
     if len(content_type) > _MAX_CONTENT_TYPE:
         return ""
     header = Message()

@@ -237,7 +237,7 @@ def time_allowed(declared_bytes: int, pace: Pace) -> timedelta:
 
 def seconds_allowed(arrived: int, declared: int, pace: Pace) -> float:
     """
-    How long a body may take of which so much has arrived.
+    How long a body may take in all, once this much of it has arrived.
 
     A large one must keep the pace: its bucket stays for as long as it arrives, so who declares much
     and sends little would keep the bytes of others for days.

@@ -75,7 +75,7 @@ def _file_id(request: Request) -> FileId:
 
 
 @operation(
-    summary="What an upload can have on this server.",
+    summary="Upload limits of this server.",
     caller="anyone",
     answers={200: wire.UploadLimits},
 )
@@ -149,7 +149,7 @@ def _forward(request: Request, workspace: Workspace) -> Response:
     limits = relay.BodyLimits(
         max_bytes=policy.max_body_bytes,
         too_large=request_too_large(policy.max_request_bytes),
-        within_seconds=_within_seconds(multipart.declared_length(request, policy), policy),
+        within_seconds=_within_seconds(multipart.accepted_length(request, policy), policy),
         idle_seconds=policy.pace.idle_seconds,
     )
     return relay.upload(request, workspace, limits)
@@ -166,7 +166,7 @@ async def _receive(
 ) -> wire.UploadAnswer:
     receiver = _receiver(request)
     policy = receiver.policy
-    declared = multipart.declared_length(request, policy)
+    declared = multipart.accepted_length(request, policy)
     key, now = _idempotency_key(request), datetime.now(UTC)
     ttl = query_of(request, UploadQuery).ttl_seconds
     async with receiver.receive(

@@ -31,6 +31,7 @@ from restante.feed import jsonrpc
 from restante.feed.rules import NewActivity, digest_of
 from restante.feed.service import Feed
 from restante.http import turns
+from restante.http.bodies import declared_length
 from restante.http.body_room import SMALL_BYTES, BodyRoom, Place
 from restante.http.operations import (
     BODY_REFUSALS,
@@ -147,12 +148,9 @@ class _Delivery(Response):
 
 
 def _size(request: Request) -> int:
-    """The size of the body as it is announced, or the largest that it can have."""
-    try:
-        announced = int(request.headers["content-length"])
-    except (KeyError, ValueError):
-        return MAX_MESSAGE_BYTES
-    return min(max(announced, 0), MAX_MESSAGE_BYTES)
+    """The size of the body as it is declared, or the largest that it can have."""
+    declared = declared_length(request)
+    return MAX_MESSAGE_BYTES if declared is None else min(declared, MAX_MESSAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
