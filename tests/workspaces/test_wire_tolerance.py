@@ -174,7 +174,7 @@ async def test_a_private_address_of_the_card_is_not_called(run_site: SiteFactory
         caller = await registered(
             site, delivery_mode="push", agent_card={"url": "http://127.0.0.1:9"}
         )
-        message = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {}}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tasks/get", "params": {}}
         answer = await ask(site, "POST", f"{caller.path}/a2a", json=message, headers=ADMIN)
 
     assert (answer.status, answer.json["code"]) == (502, "address_refused")
