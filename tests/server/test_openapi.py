@@ -21,7 +21,7 @@ import restante
 from restante import wire
 from restante.http import problems
 from restante.http.operations import operation, operation_of
-from restante.server import openapi, wiring
+from restante.server import openapi, policies
 from restante.server.app import ROUTES
 from restante.server.docs.page import rendered
 from restante.settings import Settings
@@ -30,7 +30,7 @@ TAG = "tests"  # of the handlers in this file
 HTTP_ROUTES = [route for route in ROUTES if isinstance(route, Route)]
 WEBSOCKET_ROUTES = [route for route in ROUTES if isinstance(route, WebSocketRoute)]
 GUIDE = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
-LIMITS = wiring.upload_limits(Settings())
+LIMITS = policies.upload_limits(Settings())
 DOCUMENT = openapi.document(ROUTES, LIMITS)
 OPERATIONS = {
     one["operationId"]: one for methods in DOCUMENT["paths"].values() for one in methods.values()
