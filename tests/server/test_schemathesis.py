@@ -26,7 +26,7 @@ EXAMPLES = 5 * int(os.environ.get("SOAK_RUNS", "1"))
 
 # Requests that the schema allows and the server refuses, because of what is not in the schema:
 # whether a row or byte exists, whether a key is new, which addresses can be called, how long files
-# may wait here, that of two cursors one is sent, that 1.0 is not taken for an integer, that messages
+# may wait here, that of two cursors one is sent, that 1.0 is not an integer here, that messages
 # have parts.
 REFUSED_THOUGH_VALID = {
     "feed_read": ["400", "410"],

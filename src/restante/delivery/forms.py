@@ -202,12 +202,12 @@ def _malformed(what: str) -> UploadMalformed:
 
 
 def _head(lines: Sequence[bytes]) -> PartHead:
-    """A part that is no form-data has no field, and is ignored as an unknown one is."""
+    """A part without the disposition `form-data` has no field, and is ignored."""
     headers: dict[bytes, str] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
         if not colon or not _HEADER_NAME.fullmatch(name.rstrip(_BLANKS)):
-            raise _malformed("the head of a part has a line that is no header")
+            raise _malformed("the head of a part has a line that is not a header")
         headers.setdefault(name.rstrip(_BLANKS).lower(), _decoded(value).strip())
     kind, _, _ = (disposition := headers.get(b"content-disposition", "")).partition(";")
     parameters = _parameters(disposition) if kind.strip().lower() == "form-data" else {}

@@ -11,6 +11,7 @@ from restante.delivery.receive import Incoming
 from restante.delivery.rules import MAX_FILES_PER_REQUEST, ReceivePolicy, request_too_large
 from restante.errors import RequestTooLarge, UploadMalformed
 from restante.http import turns
+from restante.http.bodies import declared_length
 
 _MAX_PARTS = MAX_FILES_PER_REQUEST + 64  # other fields of the form are ignored
 _FIELD = "files"
@@ -19,10 +20,9 @@ _FIELD = "files"
 _SLICE_BYTES = 16 * 1024
 
 
-def declared_length(request: Request, policy: ReceivePolicy) -> int | None:
-    """The Content-Length; raises RequestTooLarge before anything is read."""
-    text = request.headers.get("content-length", "")
-    length = int(text) if text.isascii() and text.isdigit() else None
+def accepted_length(request: Request, policy: ReceivePolicy) -> int | None:
+    """The Content-Length, if any; raises RequestTooLarge before anything is read."""
+    length = declared_length(request)
     if length is not None and length > policy.max_body_bytes:
         allowed = policy.max_request_bytes
         raise RequestTooLarge(
