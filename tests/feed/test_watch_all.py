@@ -213,7 +213,7 @@ def dropped(logged: list[Any]) -> list[Any]:
 
 
 async def open_places(site: Site) -> int:
-    return site.state.feed.large_events._taken.total()
+    return site.state.feed.large_events.taken
 
 
 @BOTH

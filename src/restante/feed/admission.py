@@ -19,7 +19,8 @@ from starlette.requests import HTTPConnection
 from restante import wire
 from restante.database import shares
 from restante.errors import BadRequest, RestanteError
-from restante.feed.watch import Watch, WatchPolicy, watching
+from restante.feed.batches import WatchPolicy
+from restante.feed.watch import Watch, watching
 from restante.feed.watch_all import WatchAll, horizon_of, watching_all
 from restante.http.operations import parameters
 from restante.ids import ActivityId, WorkspaceId, as_uuid

@@ -24,12 +24,12 @@ from restante.delivery.receive import Receiver
 from restante.delivery.rules import MAX_FILES_PER_REQUEST, Pace, Quota, ReceivePolicy
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
 from restante.errors import DatabaseFull
+from restante.feed.batches import WatchPolicy
 from restante.feed.rules import WriteLimits
 from restante.feed.service import Feed
 from restante.feed.subject import CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
 from restante.feed.wakeups import Wakeups
-from restante.feed.watch import WatchPolicy
 from restante.http.body_room import BodyRoom
 from restante.http.operations import JsonPace
 from restante.http.refusal_delays import RefusalDelays
