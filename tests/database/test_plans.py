@@ -34,8 +34,11 @@ from restante.delivery.blobs import postgres as blobs
 from restante.delivery.buckets import StoredFile
 from restante.delivery.rules import bucket_of
 from restante.feed import store as feed
+from restante.feed.horizon import Horizon, seen_seqs
+from restante.feed.message_rules import id_slots
 from restante.feed.pages import Reader
-from restante.feed.rules import NOTIFY, Filter, Query, id_slots
+from restante.feed.row_events import NOTIFY
+from restante.feed.rules import Filter, Query
 from restante.ids import ActivityId, FileId, WorkspaceId
 from restante.workspaces import store as workspaces
 
@@ -116,7 +119,7 @@ class Crowded:
             lambda: feed.acknowledge(connection, workspace_id, ROWS - 10, self.row_id),
             lambda: feed.seq_of(connection, workspace_id, self.row_id),
             lambda: feed.fill_of(connection, workspace_id),
-            lambda: feed.seen_seqs(connection, [workspace_id], feed.Horizon(2**31 - 1, NOW)),
+            lambda: seen_seqs(connection, [workspace_id], Horizon(2**31 - 1, NOW)),
             lambda: feed.trim_oldest(
                 cast("Tx", connection), workspace_id, stored_before=NOW + DAY, is_removed=True
             ),

@@ -26,8 +26,8 @@ from watchers import (
 )
 
 from restante.feed import store, wakeups
+from restante.feed.horizon import Horizon
 from restante.feed.rules import NewActivity
-from restante.feed.store import Horizon
 from restante.feed.wakeups import CHANNEL
 from restante.feed.watch_all import event_id, horizon_of
 from restante.ids import new_activity_id

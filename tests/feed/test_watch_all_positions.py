@@ -15,9 +15,9 @@ from restante import wire
 from restante.database.listener import Listener
 from restante.database.pool import Database
 from restante.errors import BadRequest, CursorGone, StatementTimedOut
-from restante.feed import store
+from restante.feed import horizon, store
 from restante.feed.batches import WatchPolicy
-from restante.feed.store import Horizon
+from restante.feed.horizon import Horizon
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch_all import WatchAll, event_id, horizon_of, watching_all
 from restante.ids import WorkspaceId
@@ -186,16 +186,25 @@ async def test_rows_from_before_are_not_sent_because_a_transaction_is_open(
             assert await follower.search() == [(workspace_id, 3)]
 
 
-@pytest.mark.parametrize("failing", ["horizon", "changed_since", "seen_seqs", "rows_after"])
+@pytest.mark.parametrize(
+    ("module", "failing"),
+    [
+        (horizon, "current"),
+        (horizon, "changed_since"),
+        (horizon, "seen_seqs"),
+        (store, "rows_after"),
+    ],
+)
 async def test_a_failed_look_is_made_again(
     db_with_partitions: Database,
     connections: Callable[[], Any],
     monkeypatch: pytest.MonkeyPatch,
+    module: Any,
     failing: str,
 ):
     connection = await connections()
     workspace_id = await make_workspace(connection)
-    original, failures = getattr(store, failing), [StatementTimedOut("too slow")]
+    original, failures = getattr(module, failing), [StatementTimedOut("too slow")]
 
     async def fail_once(*args: Any, **named: Any) -> Any:
         if failures:
@@ -203,7 +212,7 @@ async def test_a_failed_look_is_made_again(
         return await original(*args, **named)
 
     async with following(db_with_partitions) as follower:
-        monkeypatch.setattr(store, failing, fail_once)
+        monkeypatch.setattr(module, failing, fail_once)
         await write(connection, workspace_id)
 
         assert await follower.search() == []

@@ -1,8 +1,8 @@
 """A watcher that cannot go on pauses: it does not read large rows again and again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -78,9 +78,11 @@ class CountedPlaces(Places):
 
     asked = 0
 
-    def place(self, workspace_id: WorkspaceId, size: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def place(self, workspace_id: WorkspaceId, size: int) -> Iterator[None]:
         self.asked += 1
-        return super().place(workspace_id, size)
+        with super().place(workspace_id, size):
+            yield
 
 
 ONE_OR_ALL = pytest.mark.parametrize("way", ["one", "all"])

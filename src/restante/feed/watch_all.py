@@ -20,11 +20,11 @@ from uuid import UUID
 from restante import wire
 from restante.database.pool import Connection, Database
 from restante.errors import BadRequest, CursorGone, TooManyAtOnce
-from restante.feed import store
+from restante.feed import horizon as horizons
 from restante.feed.batches import Batches, WatchPolicy
+from restante.feed.horizon import Horizon
 from restante.feed.row_events import RowEvent
 from restante.feed.service import Feed
-from restante.feed.store import Horizon
 from restante.feed.wakeups import WaiterForAll
 from restante.ids import WorkspaceId
 
@@ -76,7 +76,7 @@ class WatchAll:
     async def begin_now(self) -> None:
         """Begin with the first rows that are not there yet."""
         async with self._db.connection() as connection:
-            self._horizon = await store.horizon(connection)
+            self._horizon = await horizons.current(connection)
             # A transaction that is not below the horizon may have ended all the same.
             changed = await self._changed(connection)
         if changed is None:
@@ -88,7 +88,7 @@ class WatchAll:
     async def begin_after(self, horizon: Horizon) -> None:
         """Begin with what is not below a horizon; raises CursorGone."""
         async with self._db.connection() as connection:
-            current = await store.horizon(connection)
+            current = await horizons.current(connection)
         if current.xid < horizon.xid or abs(current.at - horizon.at) > _LONGEST_BREAK:
             raise CursorGone(
                 "last_event_id is too old, or from before the database was restored; "
@@ -148,7 +148,7 @@ class WatchAll:
         seq = self._positions.get(workspace_id)
         if seq is None:
             async with self._db.connection() as connection:
-                seen = await store.seen_seqs(connection, [workspace_id], self._horizon)
+                seen = await horizons.seen_seqs(connection, [workspace_id], self._horizon)
             if workspace_id not in seen:  # the feed is gone
                 self._unread.pop(workspace_id, None)
                 self._due.pop(workspace_id, None)
@@ -181,7 +181,7 @@ class WatchAll:
         self._search_at = ended + pause
 
     async def _find_grown(self, connection: Connection) -> None:
-        horizon = await store.horizon(connection)
+        horizon = await horizons.current(connection)
         if horizon.xid < self._horizon.xid:
             raise CursorGone("The database was restored from a backup; start over.")
         changed = await self._changed(connection)
@@ -197,7 +197,7 @@ class WatchAll:
     async def _changed(self, connection: Connection) -> dict[WorkspaceId, int] | None:
         """The newest seqs of the feeds that are not below the horizon; None if too many are not."""
         limit = self._policy.max_positions
-        changed = await store.changed_since(connection, self._horizon, limit=limit + 1)
+        changed = await horizons.changed_since(connection, self._horizon, limit=limit + 1)
         return changed if len(changed) <= limit else None
 
     @property
@@ -215,7 +215,7 @@ class WatchAll:
         seen = dict[WorkspaceId, int]()
         for start in range(0, len(unknown), _FEEDS_PER_LOOK):
             some = unknown[start : start + _FEEDS_PER_LOOK]
-            seen |= await store.seen_seqs(connection, some, self._horizon)
+            seen |= await horizons.seen_seqs(connection, some, self._horizon)
         return seen
 
     def _keep(self, changed: dict[WorkspaceId, int], known: dict[WorkspaceId, int]) -> None:
