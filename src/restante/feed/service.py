@@ -152,7 +152,7 @@ class Feed:
         ends_at = time.monotonic() + query.wait_seconds
         async with self.wakeups.waiting(workspace_id) as waiter:
             found = await self._search(workspace_id, query)
-            # Who has no cursor can go on with new rows, however few of the old ones were searched.
+            # Without a cursor it can go on with new rows, however few of the old were searched.
             may_wait = found.is_enough or query.is_newest_first
             while not found.page.rows and may_wait and not self.wakeups.stopping:
                 left = ends_at - time.monotonic()

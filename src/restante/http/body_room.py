@@ -1,10 +1,10 @@
 """
 Room for large bodies: all of them together take a bounded part of the memory.
 
-A body that does not fit waits for a moment, and then is refused.  Who has least of the room is
-next.  A body has its room for a few seconds in any case, which is enough for what arrives fast.
-After that it gives way to those who wait, as long as it waits for its sender or its receiver: slow
-ones do not keep others out.
+A body that does not fit waits for a moment, and then is refused.  The caller that has least of the
+room is next.  A body has its room for a few seconds in any case, which is enough for what arrives
+fast.  After that it gives way to those that wait, as long as it waits for its sender or its
+receiver: slow ones do not keep others out.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 # A body up to this size takes no room; how many of them a caller sends at once is limited.
 SMALL_BYTES = 64 * 1024
 _LONGEST_WAIT_SECONDS = 5.0
-_SURE_SECONDS = 5.0
+_GUARANTEED_SECONDS = 5.0
 _RETRY_AFTER_SECONDS = 5
 
 
@@ -48,18 +48,18 @@ class Place:
 
 
 class BodyRoom:
-    """Who has room, and who waits for it."""
+    """The bodies that have room, and those that wait for it."""
 
     def __init__(
         self,
         max_bytes: int = _MAX_BYTES,
         *,
-        sure_seconds: float = _SURE_SECONDS,
+        guaranteed_seconds: float = _GUARANTEED_SECONDS,
         longest_wait_seconds: float = _LONGEST_WAIT_SECONDS,
     ) -> None:
         self._free = max_bytes
-        self._sure_seconds = sure_seconds
-        self._longest_wait_seconds = longest_wait_seconds
+        self.guaranteed_seconds = guaranteed_seconds
+        self.longest_wait_seconds = longest_wait_seconds
         self._inside: list[Place] = []  # by the time of their entry
         self._waiting: list[Place] = []
         self.decoding = asyncio.Lock()  # for what takes a multiple of a body's size
@@ -67,6 +67,16 @@ class BodyRoom:
     @property
     def free_bytes(self) -> int:
         return self._free
+
+    @property
+    def callers(self) -> list[Hashable]:
+        """Whose bodies have room, by the time of their entry."""
+        return [one.caller for one in self._inside]
+
+    @property
+    def waiting(self) -> int:
+        """How many bodies wait for room."""
+        return len(self._waiting)
 
     @asynccontextmanager
     async def place(self, size: int) -> AsyncIterator[Place]:
@@ -98,7 +108,7 @@ class BodyRoom:
 
     async def _until_given(self, place: Place) -> None:
         loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._longest_wait_seconds
+        ends_at = loop.time() + self.longest_wait_seconds
         while not place.given.done():
             seconds = min(ends_at, self._make_way(place.size, now=loop.time())) - loop.time()
             await asyncio.wait({place.given}, timeout=max(seconds, 0))
@@ -111,8 +121,8 @@ class BodyRoom:
         for one in (one for one in self._inside if one.gives_way):
             if coming >= size:
                 return math.inf
-            if one.since + self._sure_seconds > now:
-                return one.since + self._sure_seconds
+            if one.since + self.guaranteed_seconds > now:
+                return one.since + self.guaranteed_seconds
             coming += one.size
             if not one.limit.expired():
                 one.limit.reschedule(now)
