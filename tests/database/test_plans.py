@@ -7,7 +7,7 @@ at it again.  Each statement is recorded as its store sends it, and then explain
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -16,6 +16,7 @@ import asyncpg
 import pytest
 from factories import (
     DAY,
+    HOUR,
     NOW,
     ROOMY,
     ROWS_FROM,
@@ -30,9 +31,13 @@ from restante.database.pool import Connection, Database, Tx
 from restante.database.sessions import SetUp, driver_options
 from restante.delivery import buckets, store as uploads
 from restante.delivery.blobs import postgres as blobs
+from restante.delivery.buckets import StoredFile
 from restante.delivery.rules import bucket_of
 from restante.feed import store as feed
+from restante.feed.horizon import Horizon, seen_seqs
+from restante.feed.message_rules import id_slots
 from restante.feed.pages import Reader
+from restante.feed.row_events import NOTIFY
 from restante.feed.rules import Filter, Query
 from restante.ids import ActivityId, FileId, WorkspaceId
 from restante.workspaces import store as workspaces
@@ -51,11 +56,13 @@ class Recorder:
     """Runs statements on a connection, and keeps each with its arguments."""
 
     connection: Any
-    calls: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
+    calls: list[tuple[str, tuple[object, ...]]] = field(
+        default_factory=list[tuple[str, tuple[object, ...]]]
+    )
 
     def __getattr__(self, name: str) -> Any:
         async def call(query: str, *args: object) -> Any:
-            self.calls[query] = args
+            self.calls.append((query, args))
             return await getattr(self.connection, name)(query, *args)
 
         return call
@@ -71,7 +78,7 @@ class Crowded:
     made_at: datetime  # a row in the middle of the feed
     file_id: FileId
 
-    async def statements(self) -> dict[str, tuple[object, ...]]:
+    async def statements(self) -> list[tuple[str, tuple[object, ...]]]:
         """Every hot statement with its arguments, as the stores send it."""
         recorder = Recorder(self.connection)
         connection = cast("Connection", recorder)
@@ -80,10 +87,8 @@ class Crowded:
             await transaction.start()
             await use()
             await transaction.rollback()
-        recorder.calls[blobs.queries.read_chunks] = (
-            bucket_of(NOW), self.workspace_id, self.file_id, 0, 4,
-        )  # fmt: skip
-        return recorder.calls
+        of_file = bucket_of(NOW), self.workspace_id, self.file_id
+        return [*recorder.calls, (blobs.queries.read_chunks, (*of_file, 0, 4))]
 
     def _uses(self, connection: Connection) -> list[Callable[[], Awaitable[object]]]:
         workspace_id, file_id = self.workspace_id, self.file_id
@@ -98,16 +103,23 @@ class Crowded:
             Query(since_seq=10, wanted=Filter(before=self.made_at), limit=10),
         ]
         reservation = make_reservation(workspace_id)
+        message = replace(make_message(), digest=uuid4())
+        moved = StoredFile(workspace_id, file_id, bucket_of(NOW), size=1)
+        to = bucket_of(NOW) + HOUR
         return [
             *(
                 lambda query=query: Reader(connection, workspace_id, query).look(None, at_most=10)
                 for query in queries
             ),
             lambda: feed.append(connection, workspace_id, make_message(), now=NOW),
+            lambda: feed.append(connection, workspace_id, message, now=NOW),
+            lambda: feed.is_queued(connection, workspace_id, message, now=NOW),
+            lambda: feed.has_only(connection, workspace_id, NOTIFY, up_to_seq=ROWS),
+            lambda: feed.acknowledge(connection, workspace_id, ROWS - 3),
             lambda: feed.acknowledge(connection, workspace_id, ROWS - 10, self.row_id),
             lambda: feed.seq_of(connection, workspace_id, self.row_id),
             lambda: feed.fill_of(connection, workspace_id),
-            lambda: feed.seen_seqs(connection, [workspace_id], feed.Horizon(2**31 - 1, NOW)),
+            lambda: seen_seqs(connection, [workspace_id], Horizon(2**31 - 1, NOW)),
             lambda: feed.trim_oldest(
                 cast("Tx", connection), workspace_id, stored_before=NOW + DAY, is_removed=True
             ),
@@ -123,6 +135,9 @@ class Crowded:
             lambda: buckets.delete_due(
                 connection, acked_before=NOW - DAY, expired_before=NOW - DAY, limit=10
             ),
+            lambda: buckets.begin_move(connection, moved, to=to),
+            lambda: buckets.copied_chunks(connection, moved, to=moved.bucket),
+            lambda: buckets.copy_chunks(connection, moved, range(4)),
             lambda: uploads.reserve(connection, reservation, ROOMY),
             lambda: uploads.renew(connection, [reservation.id]),
             lambda: uploads.release(connection, reservation.id),
@@ -136,10 +151,10 @@ class Crowded:
 async def fill(connection: Any, workspace_id: UUID, rows: int, *, after: int = 0) -> None:
     """Rows and files of one workspace, spread over the time of the partitions."""
     await connection.execute(
-        "insert into feed (id, workspace_id, seq, activity_type, status, created_at)"
+        "insert into feed (id, workspace_id, seq, activity_type, method, status, created_at)"
         " select (lpad(to_hex((extract(epoch from made_at) * 1000)::bigint), 12, '0')"
         "         || substr(md5(n::text), 1, 20))::uuid,"
-        "        $1, $4 + n, 'a2a_receive', 'ok', made_at"
+        "        $1, $4 + n, 'a2a_receive', 'notify', 'ok', made_at"
         "   from generate_series(1, $2::int) as n,"
         "        lateral (select $3::timestamptz + n * interval '10 hours' / $2) as t (made_at)",
         workspace_id,
@@ -164,7 +179,16 @@ async def fill(connection: Any, workspace_id: UUID, rows: int, *, after: int = 0
         workspace_id,
     )
     await connection.execute(
-        "update feeds set last_seq = last_seq + $2, waiting_files = $2, waiting_bytes = $2"
+        "insert into message_ids (workspace_id, digest, slot, queued_at)"
+        " select $1, md5(n::text)::uuid, $3, $4 from generate_series(1, $2::int) as n",
+        workspace_id,
+        rows,
+        id_slots(NOW)[0],
+        NOW,
+    )
+    await connection.execute(
+        "update feeds set last_seq = last_seq + $2, acked_seq = last_seq + $2 - 5,"
+        "                 waiting_files = $2, waiting_bytes = $2"
         " where workspace_id = $1",
         workspace_id,
         rows,
@@ -211,6 +235,8 @@ async def crowded(request: pytest.FixtureRequest, db_with_partitions: Database, 
     made_at = await connection.fetchval(
         "select created_at from feed where workspace_id = $1 and seq = $2", workspace_id, ROWS // 2
     )
+    moved = StoredFile(workspace_id, file_id, bucket_of(NOW), size=1)
+    await buckets.begin_move(connection, moved, to=bucket_of(NOW) + HOUR)
     yield Crowded(connection, workspace_id, row_id, made_at, file_id)
     await connection.close()
 
@@ -255,9 +281,9 @@ async def test_a_hot_statement_visits_a_few_pages_whatever_the_statistics(
     statements = await crowded.statements()
     await crowded.connection.execute(f"set plan_cache_mode = {mode}")
 
-    visited = {
-        query: await pages_visited(crowded.connection, query, args)
-        for query, args in statements.items()
-    }
+    visited = [
+        (await pages_visited(crowded.connection, query, args), query, args)
+        for query, args in statements
+    ]
 
-    assert {query: pages for query, pages in visited.items() if pages > MOST_PAGES} == {}
+    assert [one for one in visited if one[0] > MOST_PAGES] == []

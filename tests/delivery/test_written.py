@@ -413,8 +413,8 @@ async def test_a_feed_keeps_four_times_as_much_as_may_be_unacknowledged(
     queue = make_feed(db, limits=limits)
 
     async def append_and_acknowledge() -> None:
-        seq = await queue.append(workspace_id, make_message("x" * 300), now=NOW)
-        await queue.acknowledge(workspace_id, seq)
+        appended = await queue.append(workspace_id, make_message("x" * 300), now=NOW)
+        await queue.acknowledge(workspace_id, appended.seq or 0)
 
     with pytest.raises(FeedFull, match="acknowledged rows included") as refused:
         await repeat(append_and_acknowledge)

@@ -155,7 +155,7 @@ async def test_a_workspace_has_a_few_places_for_large_answers_and_others_have_th
 
     assert (refused.status, refused.json["code"]) == (429, "too_many_at_once")
     assert [empty.status, others.status, afterwards.status] == [200, 200, 200]
-    await until(lambda: asyncio.sleep(0, not places._taken))
+    await until(lambda: asyncio.sleep(0, not places.taken))
 
 
 def test_several_large_answers_of_a_workspace_share_a_rate_and_one_alone_has_none():
@@ -183,7 +183,7 @@ async def test_a_watcher_waits_for_a_place_and_then_gets_every_row(caller: Calle
 
             assert await watcher.summaries(2) == ["large", "small"]
 
-    await until(lambda: asyncio.sleep(0, not feed.large_events._taken))
+    await until(lambda: asyncio.sleep(0, not feed.large_events.taken))
 
 
 def test_the_bytes_of_large_answers_are_bounded():

@@ -23,15 +23,9 @@ from restante.database.pool import Database
 from restante.database.spans import floor
 from restante.errors import FeedFull
 from restante.feed import store
-from restante.feed.rules import (
-    CLOCK_SKEW,
-    ID_SLOT,
-    REMEMBERED,
-    NewActivity,
-    WriteLimits,
-    id_slots,
-)
-from restante.feed.store import ALREADY_QUEUED
+from restante.feed.message_rules import ID_SLOT, REMEMBERED, id_slots
+from restante.feed.rules import CLOCK_SKEW, NewActivity, WriteLimits
+from restante.feed.store import REPETITION, Appended
 from restante.feed.subject import FORGET, MESSAGE_IDS
 from restante.feed.wakeups import Wakeups
 from restante.ids import WorkspaceId
@@ -186,13 +180,13 @@ async def test_a_repetition_waits_for_the_first_and_depends_on_its_commit(
     at, other = (slot_ends - timedelta(minutes=sign * minutes / 2) for sign in (1, -1))
     transaction_of_first = first.transaction()
     await transaction_of_first.start()
-    assert await store.append(first, workspace_id, message(), now=at) == 1
+    assert await store.append(first, workspace_id, message(), now=at) == Appended(1)
 
     repeating = asyncio.create_task(store.append(second, workspace_id, message(), now=other))
     await until_blocked(watcher, second)
     await (transaction_of_first.commit() if is_committed else transaction_of_first.rollback())
 
-    assert await repeating == (ALREADY_QUEUED if is_committed else 1)
+    assert await repeating == (REPETITION if is_committed else Appended(1))
     assert await watcher.fetchval("select count(*) from feed") == 1
 
 
@@ -235,9 +229,9 @@ async def cluster_pair(dsn: str, tmp_path: Path) -> "AsyncIterator[list[ClientSe
 async def test_a_repetition_wakes_nobody(db_with_partitions: Database, workspace_id: WorkspaceId):
     wakeups = Wakeups(db_with_partitions, Listener(""))
     feed = make_feed(db_with_partitions, wakeups)
-    assert await feed.append(workspace_id, message(), now=NOW) == 1
+    assert await feed.append(workspace_id, message(), now=NOW) == Appended(1)
     async with wakeups.waiting(workspace_id) as waiter:
-        assert await feed.append(workspace_id, message(), now=NOW) == ALREADY_QUEUED
+        assert await feed.append(workspace_id, message(), now=NOW) == REPETITION
         is_awake = waiter.changed.is_set()
         await feed.append(workspace_id, make_message(), now=NOW)
 
@@ -251,7 +245,8 @@ async def test_what_did_not_fit_is_not_remembered(
     with pytest.raises(FeedFull):
         await make_feed(db_with_partitions, limits=limits).append(workspace_id, message(), now=NOW)
 
-    assert await make_feed(db_with_partitions).append(workspace_id, message(), now=NOW) == 1
+    feed = make_feed(db_with_partitions)
+    assert await feed.append(workspace_id, message(), now=NOW) == Appended(1)
 
 
 @given(
@@ -276,7 +271,7 @@ async def test_an_id_is_remembered_for_a_day(
         for now in (NOW, later - timedelta(seconds=1), later, later + HOUR)
     ]
 
-    assert seqs == [1, ALREADY_QUEUED, 2, ALREADY_QUEUED]
+    assert seqs == [Appended(1), REPETITION, Appended(2), REPETITION]
 
 
 async def test_the_sweep_forgets_ids_by_dropping_partitions(

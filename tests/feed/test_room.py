@@ -47,8 +47,8 @@ def message(sender: UUID | None, size: int = 1000) -> NewActivity:
 async def send(feed: Feed, workspace_id: WorkspaceId, sender: UUID | None, times: int = 1) -> None:
     """Messages that the workspace acknowledges at once."""
     for _ in range(times):
-        seq = await feed.append(workspace_id, message(sender), now=utc_now())
-        await feed.acknowledge(workspace_id, seq)
+        appended = await feed.append(workspace_id, message(sender), now=utc_now())
+        await feed.acknowledge(workspace_id, appended.seq or 0)
 
 
 async def fill(feed: Feed, workspace_id: WorkspaceId) -> int:
@@ -89,10 +89,10 @@ async def test_old_acknowledged_rows_make_room_for_messages(
     sent = await fill(feed, workspace_id)
     await age(connection)
 
-    seq = await feed.append(workspace_id, message(uuid4()), now=NOW)
+    appended = await feed.append(workspace_id, message(uuid4()), now=NOW)
 
-    left = await seqs(connection)
-    assert seq == sent + 1
+    left, seq = await seqs(connection), sent + 1
+    assert appended.seq == seq
     assert left == list(range(left[0], seq + 1))
     assert 1 < left[0] < seq / 4  # the oldest go, and not many more than necessary
     assert await are_counters_exact(connection)

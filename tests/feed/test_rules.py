@@ -4,7 +4,8 @@ from uuid import UUID, uuid4
 
 from hypothesis import given, strategies as st
 
-from restante.feed.rules import Marks, digest_of
+from restante.feed.message_rules import digest_of
+from restante.feed.rules import Marks
 
 
 @given(kept=st.sets(st.integers(1, 12)), seq=st.integers(0, 15))

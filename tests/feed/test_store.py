@@ -48,7 +48,8 @@ async def seqs(reader: Connection, workspace_id: WorkspaceId) -> list[int]:
 async def append(
     connection: Connection, workspace_id: WorkspaceId, text: str = "hello"
 ) -> int | None:
-    return await feed.append(connection, workspace_id, make_message(text), now=NOW)
+    appended = await feed.append(connection, workspace_id, make_message(text), now=NOW)
+    return appended.seq if appended else None
 
 
 async def test_the_second_writer_waits_for_the_commit_of_the_first(

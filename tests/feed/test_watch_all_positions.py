@@ -15,10 +15,10 @@ from restante import wire
 from restante.database.listener import Listener
 from restante.database.pool import Database
 from restante.errors import BadRequest, CursorGone, StatementTimedOut
-from restante.feed import store
-from restante.feed.store import Horizon
+from restante.feed import horizon, store
+from restante.feed.batches import WatchPolicy
+from restante.feed.horizon import Horizon
 from restante.feed.wakeups import Wakeups
-from restante.feed.watch import WatchPolicy
 from restante.feed.watch_all import WatchAll, event_id, horizon_of, watching_all
 from restante.ids import WorkspaceId
 
@@ -69,11 +69,14 @@ class Follower:
 
 
 @asynccontextmanager
-async def following(db: Database, **chosen: Any) -> AsyncIterator[Follower]:
+async def following(
+    db: Database, *, after: Horizon | None = None, **chosen: Any
+) -> AsyncIterator[Follower]:
     wakeups = Wakeups(db, Listener(""))
     feed = make_feed(db, wakeups)
-    policy = replace(WatchPolicy(heartbeat_seconds=0, search_seconds=3600), **chosen)
-    async with watching_all(feed, db, after=None, policy=policy) as watch:
+    standard = WatchPolicy(heartbeat_seconds=0, search_seconds=3600, retry_seconds=0)
+    policy = replace(standard, **chosen)
+    async with watching_all(feed, db, after=after, policy=policy) as watch:
         yield Follower(db, wakeups, watch)
 
 
@@ -183,16 +186,25 @@ async def test_rows_from_before_are_not_sent_because_a_transaction_is_open(
             assert await follower.search() == [(workspace_id, 3)]
 
 
-@pytest.mark.parametrize("failing", ["horizon", "changed_since", "seen_seqs", "rows_after"])
+@pytest.mark.parametrize(
+    ("module", "failing"),
+    [
+        (horizon, "current"),
+        (horizon, "changed_since"),
+        (horizon, "seen_seqs"),
+        (store, "rows_after"),
+    ],
+)
 async def test_a_failed_look_is_made_again(
     db_with_partitions: Database,
     connections: Callable[[], Any],
     monkeypatch: pytest.MonkeyPatch,
+    module: Any,
     failing: str,
 ):
     connection = await connections()
     workspace_id = await make_workspace(connection)
-    original, failures = getattr(store, failing), [StatementTimedOut("too slow")]
+    original, failures = getattr(module, failing), [StatementTimedOut("too slow")]
 
     async def fail_once(*args: Any, **named: Any) -> Any:
         if failures:
@@ -200,7 +212,7 @@ async def test_a_failed_look_is_made_again(
         return await original(*args, **named)
 
     async with following(db_with_partitions) as follower:
-        monkeypatch.setattr(store, failing, fail_once)
+        monkeypatch.setattr(module, failing, fail_once)
         await write(connection, workspace_id)
 
         assert await follower.search() == []
@@ -237,3 +249,30 @@ async def test_the_id_to_resume_after_waits_for_what_was_not_sent(
 
         assert await follower.next() == []
         assert horizon_of(follower.watch.last_id).xid > horizon_of(began).xid
+
+
+@pytest.mark.parametrize("rows_per_page", [1, 2])
+async def test_the_id_to_resume_after_moves_on_while_feeds_never_stop_growing(
+    db_with_partitions: Database, connections: Callable[[], Any], rows_per_page: int
+):
+    """Also if they grow faster than they are read; a watcher that resumes there misses nothing."""
+    connection = await connections()
+    many = [await make_workspace(connection) for _ in range(2)]
+    seen = set[tuple[UUID, int]]()
+    ids = list[int]()
+    async with following(db_with_partitions, page_rows=rows_per_page) as follower:
+        for _ in range(12):
+            for workspace_id in many:
+                await write(connection, workspace_id)
+                follower.wakeups.grew(workspace_id)
+            sent = await follower.search()
+            ids.append(horizon_of(follower.watch.last_id).xid)
+            seen.update(sent)
+        resumed = horizon_of(follower.watch.last_id)
+
+    assert len(set(ids)) > 2
+    assert ids == sorted(ids)
+    async with following(db_with_partitions, after=resumed) as follower:
+        while sent := await follower.next():
+            seen.update(sent)
+    assert seen == {(one, seq) for one in many for seq in range(1, 13)}

@@ -129,8 +129,8 @@ async def make_removed_workspace(connection: Any, _workspace_id: WorkspaceId) ->
 
 async def make_crowded_feed(connection: Any, workspace_id: WorkspaceId) -> None:
     """One row, two hours old and acknowledged, that counts as much as all feeds may hold."""
-    seq = await feed.append(connection, workspace_id, make_message(), now=utc_now())
-    await feed.acknowledge(connection, workspace_id, seq or 0)
+    await feed.append(connection, workspace_id, make_message(), now=utc_now())
+    await feed.acknowledge(connection, workspace_id, 2**31)  # all of them
     await connection.execute("update feed set created_at = created_at - interval '2 hours'")
     await connection.execute(
         "update feeds set feed_bytes = $2 where workspace_id = $1", workspace_id, 2**34

@@ -54,6 +54,8 @@ FROM_THE_DRIVER = (
     *_LOST,
     TimeoutError,
 )
+# Postgres could not do what only it can do, such as a checkpoint; its own log says why.
+INTERNAL = asyncpg.InternalServerError
 _CLOSED = "The connection to the database was closed."
 
 # The driver raises InterfaceError for lost connections and for programming errors; only the text
@@ -138,6 +140,14 @@ def is_disk_full(error: BaseException | None) -> bool:
     return isinstance(error, asyncpg.DiskFullError) or (
         isinstance(error, asyncpg.PostgresError) and _NO_SPACE in str(error)
     )
+
+
+def violates_key(error: BaseException, table: str) -> bool:
+    """Whether a row was refused because a table, or a partition of it, has its key already."""
+    if not isinstance(error, asyncpg.UniqueViolationError):
+        return False
+    name = error.table_name or ""
+    return name == table or name.startswith(f"{table}_")
 
 
 def is_uncertain(error: BaseException) -> bool:

@@ -1,5 +1,5 @@
 """
-Who watches what: the token, the workspace, and the row to resume after.
+Decides what a watcher may watch: the token, the workspace, and the row to resume after.
 
 The path names a workspace, or else the header `X-Workspace-ID` or the parameter `workspace_id`, or
 else the token itself; the operator's token alone means all of them.  Where a header cannot be set,
@@ -19,7 +19,8 @@ from starlette.requests import HTTPConnection
 from restante import wire
 from restante.database import shares
 from restante.errors import BadRequest, RestanteError
-from restante.feed.watch import Watch, WatchPolicy, watching
+from restante.feed.batches import WatchPolicy
+from restante.feed.watch import Watch, watching
 from restante.feed.watch_all import WatchAll, horizon_of, watching_all
 from restante.http.operations import parameters
 from restante.ids import ActivityId, WorkspaceId, as_uuid

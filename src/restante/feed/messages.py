@@ -28,7 +28,8 @@ from restante.errors import (
     WorkspaceUnreachable,
 )
 from restante.feed import jsonrpc
-from restante.feed.rules import NewActivity, digest_of
+from restante.feed.message_rules import digest_of
+from restante.feed.rules import NewActivity
 from restante.feed.service import Feed
 from restante.http import turns
 from restante.http.body_room import SMALL_BYTES, BodyRoom, Place

@@ -19,7 +19,7 @@ from restante.errors import (
     TooManyMessages,
     TooMuchWritten,
 )
-from restante.feed import rules
+from restante.feed.message_rules import notification
 from restante.feed.service import Feed
 from restante.http.operations import BODY_REFUSALS, MAX_JSON_BYTES, json_body, operation
 from restante.http.problems import json_response
@@ -66,11 +66,11 @@ async def notify(request: Request) -> Response:
         rate.spend_bytes(workspace.id, size)
 
     sent = await json_body(request, wire.Notification, max_bytes=MAX_JSON_BYTES, on_bytes=on_bytes)
-    row, now = rules.notification(sent), datetime.now(UTC)
-    seq = await _feed(request).append(workspace.id, row, now=now)
-    if workspace.delivery_mode == "push":
+    row, now = notification(sent), datetime.now(UTC)
+    appended = await _feed(request).append(workspace.id, row, now=now)
+    if workspace.delivery_mode == "push" and appended.seq is not None:
         with suppress(RestanteError):  # it is sent; the next one does the same
-            await _feed(request).acknowledge_notifications(workspace.id, seq)
+            await _feed(request).acknowledge_notifications(workspace.id, appended.seq)
     return json_response(wire.Notified("sent"))
 
 

@@ -202,11 +202,12 @@ update feeds
 returning acked_seq, settled_seq < acked_seq as has_more;
 
 -- name: has_only
--- Whether all unacknowledged rows up to a seq have this method.
+-- Whether all unacknowledged rows up to a seq have this method.  The mark is a subquery: as a join it
+-- would be a filter, after all rows of the workspace were read.
 select not exists (
-    select from feeds join feed using (workspace_id)
+    select from feed
      where workspace_id = $1
-       and seq > greatest(acked_seq, trimmed_seq)
+       and seq > (select greatest(acked_seq, trimmed_seq) from feeds where workspace_id = $1)
        and seq <= $2
        and method is distinct from $3
 );

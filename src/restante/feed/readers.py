@@ -22,7 +22,7 @@ _LARGE_BYTES_PER_WORKSPACE = 32 * 1024 * 1024
 # Of one workspace with several large answers; one alone has no limit.
 _BYTES_PER_SECOND = 64 * 1024 * 1024
 _MAX_QUEUE = 100  # of one workspace
-# Turns are short.  Who gets none in this time would only make the queue longer.
+# Turns are short.  A request that gets none in this time would only make the queue longer.
 _LONGEST_QUEUE_SECONDS = 5.0
 _RETRY_AFTER_SECONDS = 2
 
@@ -76,6 +76,11 @@ class Places:
         self._per_workspace = per_workspace
         self._taken = Counter[WorkspaceId]()
         self._bytes = Counter[WorkspaceId]()
+
+    @property
+    def taken(self) -> int:
+        """How many places are taken."""
+        return self._taken.total()
 
     @contextmanager
     def place(self, workspace_id: WorkspaceId, size: int) -> Iterator[None]:

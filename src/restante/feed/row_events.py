@@ -29,7 +29,7 @@ def events_of(row: wire.ActivityRow, name: str) -> list[RowEvent]:
     """
     The events of a row, for a workspace with this name.
 
-    The last one is of the row itself: who has seen it has seen all.
+    The last one is of the row itself: a watcher that has seen it has seen all.
     """
     logged = wire.Event("ACTIVITY_LOGGED", row.workspace_id, row.created_at, row)
     answer = _answer(row)

@@ -1,23 +1,16 @@
 """Rows of a feed, its limits and its marks."""
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import msgspec
-
 from restante import wire
-from restante.database.spans import floor
 from restante.errors import FeedFull, RestanteError, ServerFull, TooMuchWritten
 from restante.ids import ActivityId
-from restante.text import printable
 
 RECEIVED = "a2a_receive"
-NOTIFY = "notify"
-_SUMMARY_CHARACTERS = 80
 MAX_PAGE = 500
 DEFAULT_PAGE = 100
 # A page ends here too, so that a few readers cannot fill the memory; its first row always fits.
@@ -87,21 +80,6 @@ class NewActivity:
         return row_bytes(self.method, self.summary) + bodies
 
 
-def notification(sent: wire.Notification) -> NewActivity:
-    """
-    The row for what an agent tells its user.
-
-    It has no source: together with the messages of the canvas it is their conversation.
-    """
-    files = [{"kind": "file", "file": one} for one in sent.attachments or ()]
-    return NewActivity(
-        method=NOTIFY,
-        summary="Agent message: " + printable(sent.message[:_SUMMARY_CHARACTERS]),
-        request_body=None,
-        response_body=msgspec.json.encode({"result": sent.message, "parts": files}),
-    )
-
-
 # What a row takes beside its text: its other columns and its entries in two indexes.
 _ROW_BYTES = 320
 
@@ -109,36 +87,6 @@ _ROW_BYTES = 320
 def row_bytes(*texts: str) -> int:
     """How much a row with these texts counts in its feed."""
     return _ROW_BYTES + sum(len(text.encode()) for text in texts)
-
-
-# For so long a message with the same id is a repetition.
-REMEMBERED = timedelta(days=1)
-ID_SLOT = timedelta(hours=6)
-
-
-def id_slots(now: datetime) -> tuple[datetime, datetime]:
-    """
-    The slots in which the id of a message is remembered; often both are the same.
-
-    Two messages at the same time share one, although they may be at both sides of a slot's end and
-    the clocks of their servers differ: near the end, an id is in the next slot too.
-    """
-    return floor(now, ID_SLOT), floor(now + CLOCK_SKEW, ID_SLOT)
-
-
-def remembered_since(now: datetime) -> tuple[datetime, datetime]:
-    """Since when ids are remembered: the time, and its slot."""
-    return now - REMEMBERED, floor(now - REMEMBERED, ID_SLOT)
-
-
-def digest_of(sender: UUID | None, method: str, message_id: str) -> UUID:
-    """
-    What tells a message to one workspace from all others; the canvas (None) is a sender too.
-
-    The parts cannot run into each other: a method that is stored has no line breaks.
-    """
-    named = f"{sender or 'canvas'}\n{method}\n{message_id}"
-    return UUID(bytes=hashlib.sha256(named.encode()).digest()[:16])
 
 
 # Acknowledged rows are kept too, until they are trimmed by age or to make room.  They have a limit

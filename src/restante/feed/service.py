@@ -15,9 +15,8 @@ from restante.feed import room, row_events, store
 from restante.feed.pages import Look, Reader
 from restante.feed.readers import Places, Scans
 from restante.feed.room import SenderParts
-from restante.feed.row_events import RowEvent
+from restante.feed.row_events import NOTIFY, RowEvent
 from restante.feed.rules import (
-    NOTIFY,
     ROWS_PER_LOOK,
     ROWS_PER_SCAN,
     SCAN_SECONDS,
@@ -26,6 +25,7 @@ from restante.feed.rules import (
     Query,
     WriteLimits,
 )
+from restante.feed.store import REPETITION, Appended
 from restante.feed.total import FeedTotal, TotalLimit
 from restante.feed.wakeups import Wakeups
 from restante.ids import ActivityId, WorkspaceId, new_activity_id
@@ -62,61 +62,69 @@ class Feed:
         self._disk = disk
         self.total = FeedTotal(db, total_limit or TotalLimit(disk=disk))
 
-    async def append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
+    async def append(
+        self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime
+    ) -> Appended:
         """
         Append one row in a synced commit, and wake waiting readers.
 
-        A row with a digest is appended once a day; for a repetition nothing happens, and the result
-        is ALREADY_QUEUED.  Raises WorkspaceUnknown, FeedFull, TooMuchWritten, ServerFull, DiskLow
-        and OutcomeUnknown.
+        A row with a digest is appended once a day; for a repetition nothing happens.  Raises
+        WorkspaceUnknown, FeedFull, TooMuchWritten, ServerFull, DiskLow and OutcomeUnknown.
         """
         try:
             self._disk.take(row.bytes)
             async with self.total.adding(row.bytes):
-                seq = await self._append(workspace_id, row, now=now)
+                appended = await self._append(workspace_id, row, now=now)
         except (ServerFull, DiskLow):
             async with self._db.connection() as connection:
                 if not await store.is_queued(connection, workspace_id, row, now=now):
                     raise
-            seq = store.ALREADY_QUEUED
-        if seq == store.ALREADY_QUEUED:
-            log.info("message_repeated", workspace=str(workspace_id), method=row.method)
+            appended = REPETITION
+        of_row = {"workspace": str(workspace_id), "method": row.method}
+        if appended.is_repetition:
+            log.info("message_repeated", **of_row)
         else:
-            log.info("message_queued", workspace=str(workspace_id), method=row.method, seq=seq)
-        return seq
+            log.info("message_queued", **of_row, seq=appended.seq)
+        return appended
 
-    async def _append(self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime) -> int:
+    async def _append(
+        self, workspace_id: WorkspaceId, row: NewActivity, *, now: datetime
+    ) -> Appended:
         """The same in a feed that may be full, on a server that is not."""
         limits = self._limits.for_source(row.source_id)
         try:
-            seq = await self._append_or_make_room(workspace_id, row, limits, now=now)
+            appended = await self._append_or_make_room(workspace_id, row, limits, now=now)
         except OutcomeUnknown:
             self.wakeups.grew(workspace_id)
             raise
-        if seq is None:
+        if appended is None:
             async with self._db.connection() as connection:
                 raise await room.refusal(connection, workspace_id, limits, row.bytes)
-        if seq != store.ALREADY_QUEUED:
+        if not appended.is_repetition:
             self.wakeups.grew(workspace_id)
-        return seq
+        return appended
 
     async def _append_or_make_room(
         self, workspace_id: WorkspaceId, row: NewActivity, limits: WriteLimits, *, now: datetime
-    ) -> int | None:
+    ) -> Appended | None:
         row_id = new_activity_id(now)
 
-        async def append(limits: WriteLimits) -> int | None:
+        async def appended_before(connection: Connection) -> Appended | None:
+            seq = await store.seq_of(connection, workspace_id, row_id)
+            return None if seq is None else Appended(seq)
+
+        async def append(limits: WriteLimits) -> Appended | None:
             return await decided(
                 self._db,
                 lambda c: store.append(c, workspace_id, row, now=now, row_id=row_id, limits=limits),
-                lambda c: store.seq_of(c, workspace_id, row_id),
+                appended_before,
             )
 
-        seq = await append(limits.for_any_sender)
-        if seq is None:
+        appended = await append(limits.for_any_sender)
+        if appended is None:
             await self._make_room(workspace_id, row, limits, now=now)
-            seq = await append(limits)
-        return seq
+            appended = await append(limits)
+        return appended
 
     async def _make_room(
         self, workspace_id: WorkspaceId, row: NewActivity, limits: WriteLimits, *, now: datetime
@@ -144,7 +152,7 @@ class Feed:
         ends_at = time.monotonic() + query.wait_seconds
         async with self.wakeups.waiting(workspace_id) as waiter:
             found = await self._search(workspace_id, query)
-            # Who has no cursor can go on with new rows, however few of the old ones were searched.
+            # Without a cursor it can go on with new rows, however few of the old were searched.
             may_wait = found.is_enough or query.is_newest_first
             while not found.page.rows and may_wait and not self.wakeups.stopping:
                 left = ends_at - time.monotonic()

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 from msgspec import Raw
 
 from restante import wire
-from restante.database import sql
+from restante.database import driver_errors, sql
 from restante.database.pool import Connection, Row, Tx
+from restante.feed.message_rules import id_slots, remembered_since
 from restante.feed.rules import (
     MAX_PAGE_BYTES,
     UNLIMITED,
@@ -21,8 +21,6 @@ from restante.feed.rules import (
     NewActivity,
     SenderPart,
     WriteLimits,
-    id_slots,
-    remembered_since,
 )
 from restante.ids import ActivityId, WorkspaceId, lowest_activity_id, new_activity_id
 
@@ -48,11 +46,21 @@ _AROUND = timedelta(milliseconds=2)
 _ROWS_AROUND = 1000
 _LAGS_SHOWN = 20
 _WRITERS_SHOWN = 20
-# From the id of a row to its commit; an application may keep its own transaction open for long.
-_LONGEST_TRANSACTION = timedelta(days=1)
 _NULL = Raw(b"null")
 
-ALREADY_QUEUED = 0  # no row has this seq
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The row is in the feed: with this seq, or, as it was a repetition, from before."""
+
+    seq: int | None
+
+    @property
+    def is_repetition(self) -> bool:
+        return self.seq is None
+
+
+REPETITION = Appended(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +79,11 @@ async def append(  # noqa: PLR0913 - each argument is one fact, named by its cal
     now: datetime,
     limits: WriteLimits = UNLIMITED,
     row_id: ActivityId | None = None,
-) -> int | None:
+) -> Appended | None:
     """
-    Append one row, with a new id or this one.
+    Append one row, with a new id or this one; None if the workspace has no feed or no room in it.
 
-    Returns its seq; ALREADY_QUEUED if a row with its digest was appended within a day, or at the
-    same time; None if the workspace has no feed or no room in it.
+    It is a repetition if a row with its digest was appended within a day, or at the same time.
     """
     try:
         seq = await connection.fetchval(
@@ -99,13 +106,13 @@ async def append(  # noqa: PLR0913 - each argument is one fact, named by its cal
             *remembered_since(now),
             *id_slots(now),
         )
-    except asyncpg.UniqueViolationError as error:
-        if not (error.table_name or "").startswith("message_ids"):
+    except driver_errors.FROM_THE_DRIVER as error:
+        if not driver_errors.violates_key(error, "message_ids"):
             raise
-        return ALREADY_QUEUED
-    if seq is None and await is_queued(connection, workspace_id, row, now=now):
-        return ALREADY_QUEUED
-    return seq
+        return REPETITION
+    if seq is not None:
+        return Appended(seq)
+    return REPETITION if await is_queued(connection, workspace_id, row, now=now) else None
 
 
 async def is_queued(
@@ -327,7 +334,7 @@ class Needed:
 
 
 async def needed_in(connection: Connection, partition: str, *, removed_before: datetime) -> Needed:
-    """Who has not acknowledged rows of this partition; who was removed before that needs none."""
+    """The workspaces that need rows of this partition; one removed before that needs none."""
     statement, last = queries.in_partition % ((sql.quoted(partition),) * 3), UUID(int=0)
     needed = list[Row]()
     while found := await connection.fetch(statement, last, _WORKSPACES_PER_LOOK):
@@ -371,38 +378,6 @@ async def lags(connection: Connection) -> Sequence[wire.LagView]:
     """The workspaces with most unacknowledged rows."""
     rows = await connection.fetch(queries.lags, _LAGS_SHOWN)
     return [wire.LagView(**row) for row in rows]
-
-
-@dataclass(frozen=True, slots=True)
-class Horizon:
-    """A moment: all transactions below this id had ended."""
-
-    xid: int
-    at: datetime
-
-
-async def horizon(connection: Connection) -> Horizon:
-    """The horizon of now; a row that is committed later is not below it."""
-    row = await connection.fetchrow(queries.horizon)
-    assert row is not None  # noqa: S101 - it has no table
-    return Horizon(**row)
-
-
-async def changed_since(
-    connection: Connection, horizon: Horizon, *, limit: int
-) -> dict[WorkspaceId, int]:
-    """The feeds that may have rows from after the horizon, each with its newest seq."""
-    rows = await connection.fetch(queries.changed_since, horizon.xid, limit)
-    return {row["workspace_id"]: row["last_seq"] for row in rows}
-
-
-async def seen_seqs(
-    connection: Connection, workspace_ids: Sequence[WorkspaceId], horizon: Horizon
-) -> dict[WorkspaceId, int]:
-    """The seq of the last row below the horizon, for those that have a feed."""
-    oldest = lowest_activity_id(horizon.at - _LONGEST_TRANSACTION)
-    rows = await connection.fetch(queries.seen_seqs, workspace_ids, horizon.xid, oldest)
-    return {row["workspace_id"]: row["seq"] for row in rows}
 
 
 def _marks(row: Row) -> Marks:

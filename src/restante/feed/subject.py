@@ -12,7 +12,8 @@ from restante.database import partitions
 from restante.database.partitions import Partition, PartitionedTable
 from restante.database.pool import Connection, transaction
 from restante.feed import store
-from restante.feed.rules import CLOCK_SKEW, ID_SLOT, REMEMBERED, SHORTEST_KEPT
+from restante.feed.message_rules import ID_SLOT, REMEMBERED
+from restante.feed.rules import CLOCK_SKEW, SHORTEST_KEPT
 from restante.feed.store import Needed
 from restante.feed.total import TotalLimit
 from restante.ids import lowest_activity_id, moment_of

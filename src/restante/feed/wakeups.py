@@ -9,7 +9,7 @@ that fails is sent again later, and the set does not grow with the number of com
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain
 
 import structlog
@@ -71,7 +71,7 @@ class WaiterForAll(Waiter):
         self.grown: dict[WorkspaceId, None] = {}
         self.must_search = False
 
-    def tell(self, workspace_id: WorkspaceId) -> None:
+    def notify(self, workspace_id: WorkspaceId) -> None:
         """A feed may have grown."""
         if len(self.grown) < _MAX_GROWN:
             self.grown[workspace_id] = None
@@ -96,7 +96,12 @@ class Wakeups:
         self._for_all: set[WaiterForAll] = set()
         self._to_notify: set[WorkspaceId] = set()
         self._has_news = asyncio.Event()
-        self.stopping = False
+        self._stopped = asyncio.Event()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the server stops: nobody waits any longer."""
+        return self._stopped.is_set()
 
     @asynccontextmanager
     async def waiting(
@@ -164,14 +169,22 @@ class Wakeups:
 
     def stop(self) -> None:
         """Wake everyone: waiting requests answer with what there is."""
-        self.stopping = True
+        self._stopped.set()
         self._wake_everyone()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for so long, whatever grows meanwhile; only the stop of the server ends it."""
+        turns.pause()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        await turns.resume()
 
     def _wake(self, workspace_id: WorkspaceId) -> None:
         for waiter in self._waiters.get(workspace_id, ()):
             waiter.changed.set()
         for waiter in self._for_all:
-            waiter.tell(workspace_id)
+            waiter.notify(workspace_id)
 
     def _wake_everyone(self) -> None:
         for waiter in chain.from_iterable(self._waiters.values()):

@@ -5,42 +5,18 @@ A watch keeps a position and nothing else: no rows are queued for it, and it hol
 while it waits.  A slow watcher finds its rows in the table when it is ready for them.
 """
 
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, closing
 
 from restante import wire
-from restante.errors import CursorGone, DatabaseUnavailable, StatementTimedOut, TooManyAtOnce
+from restante.errors import CursorGone
+from restante.feed.batches import Batches, WatchPolicy
 from restante.feed.row_events import RowEvent
-from restante.feed.rules import SMALL_ANSWER_BYTES, Query
+from restante.feed.rules import Query
 from restante.feed.service import Feed
-from restante.feed.wakeups import Waiter
 from restante.ids import ActivityId, WorkspaceId
-
-RETRY_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class WatchPolicy:
-    """How watchers are served; one for the whole server."""
-
-    # Proxies close connections that are silent for half a minute or a minute.
-    heartbeat_seconds: float = 15.0
-    # How long a permission is trusted before it is checked again.
-    trust_seconds: float = 1.0
-    page_rows: int = 100
-    # A page stays in memory while it is sent; it has at least one row.
-    page_bytes: int = 1024 * 1024
-    # A watcher that does not read one event in this time is disconnected; it can resume later.  A
-    # large event takes longer, or whoever is slow would be disconnected by it again and again.
-    send_seconds: float = 10.0
-    bytes_per_second: float = 64 * 1024
-    # For who watches all workspaces: how often it searches for rows that no wake-up has told of.
-    search_seconds: float = 60.0
-    # And how many of them may be active between two searches; 20,000 positions take 3 MB.
-    max_positions: int = 20_000
-
 
 Check = Callable[[], Awaitable[object]]
 
@@ -52,18 +28,18 @@ class Watch:
         self,
         feed: Feed,
         workspace_id: WorkspaceId,
-        waiter: Waiter,
+        batches: Batches,
         check: Check,
-        policy: WatchPolicy,
+        *,
+        trust_seconds: float,
     ) -> None:
         self._feed = feed
         self._workspace_id = workspace_id
-        self._waiter = waiter
+        self._batches = batches
         self._check = check
-        self._policy = policy
+        self._trust_seconds = trust_seconds
         self._checked_at = time.monotonic()
         self._seq = 0
-        self._place = ExitStack()  # taken while rows that are large are being sent
         self._ready: Sequence[RowEvent] = ()  # read before the watch began
         self._behind = False  # there may be rows without a wake-up
         self.last_id: ActivityId | None = None  # where it began; None: before the first row
@@ -98,52 +74,26 @@ class Watch:
         Wait for the next rows; empty after a quiet while, None when the server stops.
 
         Raises what the check raises when the watcher loses its permission, and CursorGone when
-        rows were trimmed before they could be sent.  An unavailable database is waited for, and so
-        is a place for large rows.
+        rows were trimmed before they could be sent.
         """
         if self._ready:
             events, self._ready = self._ready, ()
             return events
-        self.close()
-        quiet_until = time.monotonic() + self._policy.heartbeat_seconds
-        while True:
-            if not self._behind:
-                await self._waiter.wait(max(0.0, quiet_until - time.monotonic()))
-            if self._feed.wakeups.stopping:
-                return None
-            events = await self._look_or_retry()
-            if events or time.monotonic() >= quiet_until:
-                return events
+        return await self._batches.next(
+            self._look_if_permitted, lambda: 0.0 if self._behind else math.inf
+        )
 
-    def close(self) -> None:
-        """Give the place of the last rows back: they are sent, or the watcher has gone."""
-        self._place.close()
-
-    async def _look_or_retry(self) -> Sequence[RowEvent]:
-        try:
-            if time.monotonic() - self._checked_at >= self._policy.trust_seconds:
-                await self._check()
-                self._checked_at = time.monotonic()
-            return await self._look()
-        except (DatabaseUnavailable, StatementTimedOut, TooManyAtOnce):
-            self._behind = True
-            await self._waiter.wait(RETRY_SECONDS)
-            return ()
+    async def _look_if_permitted(self) -> Sequence[RowEvent]:
+        if time.monotonic() - self._checked_at >= self._trust_seconds:
+            await self._check()
+            self._checked_at = time.monotonic()
+        return await self._look()
 
     async def _look(self) -> Sequence[RowEvent]:
-        query = Query(
-            since_seq=self._seq,
-            limit=self._policy.page_rows,
-            max_bytes=self._policy.page_bytes,
-        )
-        page = await self._feed.read(self._workspace_id, query)
-        events = await self._feed.events_of(page.rows)
-        if page.body_bytes > SMALL_ANSWER_BYTES:
-            place = self._feed.large_events.place(self._workspace_id, page.body_bytes)
-            self._place.enter_context(place)
-        self._behind = page.has_more
-        self._seq = page.read_seq
-        return events
+        batch = await self._batches.read(self._workspace_id, self._seq)
+        self._behind = batch.page.has_more
+        self._seq = batch.page.read_seq
+        return batch.events
 
 
 @asynccontextmanager
@@ -162,7 +112,8 @@ async def watching(
     """
     # The waiter is registered before the first look, so that no row falls in between.
     async with feed.wakeups.waiting(workspace_id, is_watcher=True) as waiter:
-        with closing(Watch(feed, workspace_id, waiter, check, policy)) as watch:
+        with closing(Batches(feed, waiter, policy, places_of=workspace_id)) as batches:
+            watch = Watch(feed, workspace_id, batches, check, trust_seconds=policy.trust_seconds)
             if after is None:
                 await watch.begin_now()
             else:

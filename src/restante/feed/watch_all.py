@@ -5,34 +5,28 @@ Nothing here is kept for a workspace that is quiet.  Wake-ups say which feeds gr
 read from its position on, a page at a time.  A feed without a position is read from the horizon on:
 its rows from transactions below the horizon were sent, or are from before the watch began.
 
-A search finds what no wake-up has told: when it is not known what was missed, and once in a while,
-because a server can die between a commit and its notification.  It also moves the horizon forward,
-and drops the positions of feeds that have been quiet since the last one (decision 25).
+A search finds what no wake-up has announced.  It is made when it is not known what was missed, and
+once in a while, because a server can die between a commit and its notification.  It also moves the
+horizon forward, and drops the positions of feeds that have been quiet since the last one (decision
+25).
 """
 
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from restante import wire
 from restante.database.pool import Connection, Database
-from restante.errors import (
-    BadRequest,
-    CursorGone,
-    DatabaseUnavailable,
-    StatementTimedOut,
-    TooManyAtOnce,
-)
-from restante.feed import store
+from restante.errors import BadRequest, CursorGone, TooManyAtOnce
+from restante.feed import horizon as horizons
+from restante.feed.batches import Batches, WatchPolicy
+from restante.feed.horizon import Horizon
 from restante.feed.row_events import RowEvent
-from restante.feed.rules import SMALL_ANSWER_BYTES, Query
 from restante.feed.service import Feed
-from restante.feed.store import Horizon
 from restante.feed.wakeups import WaiterForAll
-from restante.feed.watch import RETRY_SECONDS, WatchPolicy
 from restante.ids import WorkspaceId
 
 # A search that takes long is made less often.
@@ -65,41 +59,47 @@ def horizon_of(sent: str) -> Horizon:
 class WatchAll:
     """Positions in the feeds that were active of late."""
 
-    def __init__(self, feed: Feed, db: Database, waiter: WaiterForAll, policy: WatchPolicy) -> None:
+    def __init__(
+        self, feed: Feed, db: Database, waiter: WaiterForAll, batches: Batches, policy: WatchPolicy
+    ) -> None:
         self._feed = feed
         self._db = db
         self._waiter = waiter
+        self._batches = batches
         self._policy = policy
         self._positions: dict[WorkspaceId, int] = {}
         self._search_at = 0.0
-        self._place = ExitStack()  # taken while rows that are large are being sent
+        # Up to which seq the feeds must be read that searches have found: all of them, and those
+        # that keep the id to resume after from moving on to `_next_resume`.
+        self._unread: dict[WorkspaceId, int] = {}
+        self._due: dict[WorkspaceId, int] = {}
 
     async def begin_now(self) -> None:
         """Begin with the first rows that are not there yet."""
         async with self._db.connection() as connection:
-            self._horizon = await store.horizon(connection)
+            self._horizon = await horizons.current(connection)
             # A transaction that is not below the horizon may have ended all the same.
             changed = await self._changed(connection)
         if changed is None:
             raise TooManyAtOnce(self._too_many)
         self._positions = changed
-        self._resumes_at = self._horizon
+        self._resumes_at = self._next_resume = self._horizon
         self._search_at = time.monotonic() + self._policy.search_seconds
 
     async def begin_after(self, horizon: Horizon) -> None:
         """Begin with what is not below a horizon; raises CursorGone."""
         async with self._db.connection() as connection:
-            current = await store.horizon(connection)
+            current = await horizons.current(connection)
         if current.xid < horizon.xid or abs(current.at - horizon.at) > _LONGEST_BREAK:
             raise CursorGone(
                 "last_event_id is too old, or from before the database was restored; "
                 "omit last_event_id to start from now."
             )
-        self._horizon = self._resumes_at = horizon
+        self._horizon = self._resumes_at = self._next_resume = horizon
 
     @property
     def last_id(self) -> str:
-        """Who resumes after this id misses nothing."""
+        """A watcher that resumes after this id misses nothing."""
         return event_id(self._resumes_at)
 
     def id_after(self, _event: wire.Event) -> str:
@@ -111,23 +111,12 @@ class WatchAll:
         Wait for the next rows of any feed; empty after a quiet while, None when the server stops.
 
         Raises CursorGone when rows were trimmed before they could be sent, and when more feeds are
-        active than positions can be kept for.  An unavailable database is waited for.
+        active than positions can be kept for.
         """
-        self.close()
-        quiet_until = time.monotonic() + self._policy.heartbeat_seconds
-        while True:
-            if not self._waiter.grown and not self._is_search_due:
-                until = min(quiet_until, self._search_at)
-                await self._waiter.wait(max(0.0, until - time.monotonic()))
-            if self._feed.wakeups.stopping:
-                return None
-            events = await self._look_or_retry()
-            if events or time.monotonic() >= quiet_until:
-                return events
+        return await self._batches.next(self._look_in_turn, self._due_at)
 
-    def close(self) -> None:
-        """Give the place of the last rows back: they are sent, or the watcher has gone."""
-        self._place.close()
+    def _due_at(self) -> float:
+        return 0.0 if self._waiter.grown or self._is_search_due else self._search_at
 
     @property
     def _is_search_due(self) -> bool:
@@ -135,18 +124,14 @@ class WatchAll:
         is_full = len(self._positions) > 2 * self._policy.max_positions
         return is_full or self._waiter.must_search or time.monotonic() >= self._search_at
 
-    async def _look_or_retry(self) -> Sequence[RowEvent]:
-        try:
-            async with self._feed.reads_of_all:
-                return await self._look()
-        except (DatabaseUnavailable, StatementTimedOut, TooManyAtOnce):
-            await self._waiter.wait(RETRY_SECONDS)
-            return ()
+    async def _look_in_turn(self) -> Sequence[RowEvent]:
+        async with self._feed.reads_of_all:
+            return await self._look()
 
     async def _look(self) -> Sequence[RowEvent]:
         """The next rows of one feed."""
-        if not self._waiter.grown:
-            self._resumes_at = self._horizon  # all that the last search has found was sent
+        if not self._due:  # and what was read of them is sent
+            self._resumes_at = self._next_resume
         if self._is_search_due:
             await self._search()
         grown = self._waiter.grown
@@ -164,21 +149,23 @@ class WatchAll:
         seq = self._positions.get(workspace_id)
         if seq is None:
             async with self._db.connection() as connection:
-                seen = await store.seen_seqs(connection, [workspace_id], self._horizon)
-            if workspace_id not in seen:
+                seen = await horizons.seen_seqs(connection, [workspace_id], self._horizon)
+            if workspace_id not in seen:  # the feed is gone
+                self._unread.pop(workspace_id, None)
+                self._due.pop(workspace_id, None)
                 return ()
             seq = seen[workspace_id]
-        policy = self._policy
-        query = Query(since_seq=seq, limit=policy.page_rows, max_bytes=policy.page_bytes)
-        page = await self._feed.read(workspace_id, query)
-        events = await self._feed.events_of(page.rows)
-        if page.body_bytes > SMALL_ANSWER_BYTES:
-            place = self._feed.large_events.place(_NOBODY, page.body_bytes)
-            self._place.enter_context(place)
-        self._positions[workspace_id] = page.read_seq
-        if page.has_more:  # after the other feeds
+        batch = await self._batches.read(workspace_id, seq)
+        self._move_to(workspace_id, batch.page.read_seq)
+        if batch.page.has_more:  # after the other feeds
             self._waiter.grown[workspace_id] = None
-        return events
+        return batch.events
+
+    def _move_to(self, workspace_id: WorkspaceId, seq: int) -> None:
+        self._positions[workspace_id] = seq
+        for goals in (self._unread, self._due):
+            if workspace_id in goals and goals[workspace_id] <= seq:
+                del goals[workspace_id]
 
     async def _search(self) -> None:
         """Find the feeds that have grown since the last search."""
@@ -195,7 +182,7 @@ class WatchAll:
         self._search_at = ended + pause
 
     async def _find_grown(self, connection: Connection) -> None:
-        horizon = await store.horizon(connection)
+        horizon = await horizons.current(connection)
         if horizon.xid < self._horizon.xid:
             raise CursorGone("The database was restored from a backup; start over.")
         changed = await self._changed(connection)
@@ -204,11 +191,14 @@ class WatchAll:
         seen = await self._seen(connection, changed)
         self._keep(changed, self._positions | seen)
         self._horizon = horizon
+        # Goals that were set before stay: feeds may grow faster than they are read.
+        if not self._due:
+            self._due, self._next_resume = dict(self._unread), horizon
 
     async def _changed(self, connection: Connection) -> dict[WorkspaceId, int] | None:
         """The newest seqs of the feeds that are not below the horizon; None if too many are not."""
         limit = self._policy.max_positions
-        changed = await store.changed_since(connection, self._horizon, limit=limit + 1)
+        changed = await horizons.changed_since(connection, self._horizon, limit=limit + 1)
         return changed if len(changed) <= limit else None
 
     @property
@@ -226,7 +216,7 @@ class WatchAll:
         seen = dict[WorkspaceId, int]()
         for start in range(0, len(unknown), _FEEDS_PER_LOOK):
             some = unknown[start : start + _FEEDS_PER_LOOK]
-            seen |= await store.seen_seqs(connection, some, self._horizon)
+            seen |= await horizons.seen_seqs(connection, some, self._horizon)
         return seen
 
     def _keep(self, changed: dict[WorkspaceId, int], known: dict[WorkspaceId, int]) -> None:
@@ -234,6 +224,7 @@ class WatchAll:
         for workspace_id, last_seq in changed.items():
             if known[workspace_id] < last_seq:
                 self._waiter.grown[workspace_id] = None
+                self._unread[workspace_id] = last_seq
         kept = changed.keys() | self._waiter.grown.keys()
         self._positions = {one: known[one] for one in kept if one in known}
 
@@ -246,8 +237,9 @@ async def watching_all(
     # The waiter is registered before the first look, so that no row falls in between.
     with (
         feed.wakeups.waiting_for_all() as waiter,
-        closing(WatchAll(feed, db, waiter, policy)) as watch,
+        closing(Batches(feed, waiter, policy, places_of=_NOBODY)) as batches,
     ):
+        watch = WatchAll(feed, db, waiter, batches, policy)
         async with feed.reads_of_all:
             await (watch.begin_now() if after is None else watch.begin_after(after))
         yield watch

@@ -5,9 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import asyncpg
-
-from restante.database import partitions, sql
+from restante.database import driver_errors, partitions, sql
 from restante.database.pool import Connection, Tx
 from restante.wire import PinView
 
@@ -141,5 +139,5 @@ async def checkpoint(connection: Connection) -> None:
     One that fails for lack of space is repeated by Postgres itself.
     """
     if await connection.fetchval(queries.may_checkpoint):
-        with suppress(asyncpg.InternalServerError):
+        with suppress(driver_errors.INTERNAL):
             await connection.execute(queries.checkpoint)

@@ -15,9 +15,9 @@ from restante.delivery.blobs import Blobs
 from restante.delivery.receive import Receiver
 from restante.errors import RestanteError
 from restante.feed import events, messages, notifications, sockets, web as feed
+from restante.feed.batches import WatchPolicy
 from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
-from restante.feed.watch import WatchPolicy
 from restante.http import problems
 from restante.http.body_room import BodyRoom
 from restante.http.operations import JsonPace

@@ -22,11 +22,11 @@ from restante.delivery.blobs.postgres import PostgresBlobs
 from restante.delivery.receive import Receiver
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
 from restante.errors import DatabaseFull
+from restante.feed.batches import WatchPolicy
 from restante.feed.service import Feed
 from restante.feed.subject import CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
 from restante.feed.wakeups import Wakeups
-from restante.feed.watch import WatchPolicy
 from restante.http.body_room import BodyRoom
 from restante.http.operations import JsonPace
 from restante.http.refusal_delays import RefusalDelays

@@ -1,0 +1,122 @@
+"""
+Waits for the next rows of a watcher, whether it follows one feed or all of them.
+
+What the two look at, and when they look without a wake-up, are arguments.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from restante.errors import DatabaseUnavailable, StatementTimedOut, TooManyAtOnce
+from restante.feed.row_events import RowEvent
+from restante.feed.rules import SMALL_ANSWER_BYTES, Page, Query
+from restante.feed.service import Feed
+from restante.feed.wakeups import Waiter
+from restante.ids import WorkspaceId
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPolicy:
+    """How watchers are served; one for the whole server."""
+
+    # Proxies close connections that are silent for half a minute or a minute.
+    heartbeat_seconds: float = 15.0
+    # How long a permission is trusted before it is checked again.
+    trust_seconds: float = 1.0
+    # How long a watcher pauses when the database is unavailable or large rows have no place.
+    retry_seconds: float = 1.0
+    page_rows: int = 100
+    # A page stays in memory while it is sent; it has at least one row.
+    page_bytes: int = 1024 * 1024
+    # A watcher that does not read one event in this time is disconnected; it can resume later.  A
+    # large event takes longer, or a slow watcher would be disconnected by it again and again.
+    send_seconds: float = 10.0
+    bytes_per_second: float = 64 * 1024
+    # A watcher of all workspaces searches this often for rows that no wake-up has announced.
+    search_seconds: float = 60.0
+    # And so many of them may be active between two searches; 20,000 positions take 3 MB.
+    max_positions: int = 20_000
+
+
+Look: TypeAlias = Callable[[], Awaitable[Sequence[RowEvent]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A page of a feed, and the events of its rows."""
+
+    page: Page
+    events: Sequence[RowEvent]
+
+
+class Batches:
+    """The rows of one watcher, as many at a time as it is sent; large ones have a place."""
+
+    def __init__(
+        self, feed: Feed, waiter: Waiter, policy: WatchPolicy, *, places_of: WorkspaceId
+    ) -> None:
+        self._feed = feed
+        self._waiter = waiter
+        self._policy = policy
+        self._places_of = places_of
+        self._place = ExitStack()  # taken while rows that are large are being sent
+        self._sizes: dict[WorkspaceId, int] = {}  # of pages that were read and found no place
+        self._must_look = False  # the last look has failed
+
+    async def next(self, look: Look, due_at: Callable[[], float]) -> Sequence[RowEvent] | None:
+        """
+        Wait for the next rows; empty after a quiet while, None when the server stops.
+
+        From `due_at` on, by the monotonic clock, it looks without a wake-up.  An unavailable
+        database is waited for, and so is a place for large rows; `look` may raise anything else.
+        """
+        self.close()
+        quiet_until = time.monotonic() + self._policy.heartbeat_seconds
+        while True:
+            until = 0.0 if self._must_look else due_at()
+            if until > time.monotonic():
+                await self._waiter.wait(max(0.0, min(quiet_until, until) - time.monotonic()))
+            if self._feed.wakeups.stopping:
+                return None
+            events = await self._look_or_pause(look)
+            if events or time.monotonic() >= quiet_until:
+                return events
+
+    async def _look_or_pause(self, look: Look) -> Sequence[RowEvent]:
+        self._must_look = False
+        try:
+            return await look()
+        except (DatabaseUnavailable, StatementTimedOut, TooManyAtOnce):
+            self._must_look = True
+            await self._feed.wakeups.pause(self._policy.retry_seconds)
+            return ()
+
+    async def read(self, workspace_id: WorkspaceId, after_seq: int) -> Batch:
+        """
+        Read the next page of a feed; raises TooManyAtOnce if it is large and has no place.
+
+        Its size is not known before it is read.  A page that found no place gets one before it is
+        read again: many MiB would be read at each attempt.
+        """
+        policy, known = self._policy, self._sizes.get(workspace_id)
+        query = Query(since_seq=after_seq, limit=policy.page_rows, max_bytes=policy.page_bytes)
+        with ExitStack() as place:
+            if known:
+                place.enter_context(self._feed.large_events.place(self._places_of, known))
+            page = await self._feed.read(workspace_id, query)
+            events = await self._feed.events_of(page.rows)
+            if not known and page.body_bytes > SMALL_ANSWER_BYTES:
+                # More rows may be on the page when it is read again, up to its limit.
+                self._sizes[workspace_id] = max(page.body_bytes, policy.page_bytes)
+                size = page.body_bytes
+                place.enter_context(self._feed.large_events.place(self._places_of, size))
+            self._sizes.pop(workspace_id, None)
+            self._place = place.pop_all()
+        return Batch(page, events)
+
+    def close(self) -> None:
+        """Give the place of the last rows back: they are sent, or the watcher has gone."""
+        self._place.close()
