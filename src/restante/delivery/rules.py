@@ -80,6 +80,7 @@ class Upload:
     acked_at: datetime | None
     expires_at: datetime
     display_name: str
+    source_id: WorkspaceId | None  # the workspace that sent it; None: the canvas
 
 
 class Chunk(NamedTuple):
