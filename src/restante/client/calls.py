@@ -8,7 +8,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -57,6 +57,15 @@ class Call(Generic[T]):
     repeatable: bool = False
     # How long the server may wait before it answers.
     wait_seconds: float = 0
+
+    @property
+    def is_repetition(self) -> bool:
+        """Whether an earlier attempt may have reached the server."""
+        return wire.ATTEMPT in self.headers
+
+    def repeated(self, attempt: int) -> "Call[T]":
+        """The same request after an attempt that may have reached the server."""
+        return replace(self, headers={**self.headers, wire.ATTEMPT: str(attempt)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +172,8 @@ def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[
     """
     Send a message; raises MessageTooLarge.
 
-    A message without a `messageId` gets one: servers queue the same id of the same sender once, so
-    the request is repeatable.  Any other JSON-RPC request is not.
+    A message without a `messageId` gets one: servers queue the same id of the same sender once, and
+    forward no repetition, so the request is repeatable.  Any other JSON-RPC request is not.
     """
     sent = _with_id(message)
     path = f"/workspaces/{workspace_id}/a2a"

@@ -34,11 +34,18 @@ def failure(url: str, error: Exception) -> RestanteError:
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno or 0  # negative for a failed DNS lookup
         reason = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
-        return ServerUnreachable(f"{url} cannot be reached: {reason}.")
+        return ServerUnreachable(f"{url} cannot be reached: {reason}.", is_unsent=True)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return ServerUnreachable(f"{url} did not answer in time.", is_unsent=True)
     if isinstance(error, TimeoutError):
         return ServerUnreachable(f"{url} did not answer in time.")
     reason = printable(str(error)) or type(error).__name__
     return ServerUnreachable(f"The connection to {url} was lost: {reason}.")
+
+
+def is_unsent(error: RestanteError) -> bool:
+    """Whether there was no connection, so that the server cannot have got the request."""
+    return isinstance(error, ServerUnreachable) and bool(error.facts.get("is_unsent"))
 
 
 def reply_of(answer: aiohttp.ClientResponse, body: bytes) -> Reply:

@@ -88,14 +88,20 @@ class MessageItem:
         return is_answerable(self.row, self.body)
 
     async def reply(
-        self, text: str, *, files: Sequence[Source] = (), message_id: str | None = None
+        self,
+        text: str,
+        *,
+        files: Sequence[Source] = (),
+        message_id: str | None = None,
+        is_repetition: bool = False,
     ) -> None:
         """
         Answer the sender: the user at the canvas, or the workspace that sent the message.
 
         To a workspace it is a message of the same conversation, with the role `agent`, and its
         files travel inside of it: 16 MiB at most.  `message_id` is the id of that message; the same
-        id is queued once.
+        id is queued once.  `is_repetition`: an earlier call with it may have reached the workspace,
+        which is not called again if it is in push mode.
         """
         if self.row.source_id is None:
             await self._client.notify(text, files=files)
@@ -107,6 +113,7 @@ class MessageItem:
             context_id=context_of(self.body),
             message_id=message_id,
             role=ANSWER_ROLE,
+            is_repetition=is_repetition,
         )
 
     async def ack(self) -> None:

@@ -19,6 +19,7 @@ from restante.errors import (
     DiskLow,
     FeedFull,
     NotAuthenticated,
+    OutcomeUnknown,
     ServerFull,
     TooManyAtOnce,
     TooManyMessages,
@@ -85,17 +86,24 @@ def _room(request: Request) -> BodyRoom:
         TooManyAtOnce,
         WorkspaceUnreachable,
         AddressRefused,
+        OutcomeUnknown,
         ServerFull,
         DiskLow,
     ),
-    headers={wire.CALLER_ID: "The sender's workspace; must be the one the token belongs to."},
+    headers={
+        wire.CALLER_ID: "The sender's workspace; must be the one the token belongs to.",
+        wire.ATTEMPT: relay.ATTEMPT_MEANING,
+    },
 )
 async def send(request: Request) -> Response:
     sender = await auth.sender(request)
     if sender:
         # Before the look-up: a wrong id costs as much as a message, so that ids cannot be probed.
         _rate(request).spend(sender)
-    return _Delivery(request, await auth.recipient(request), sender)
+    workspace = await auth.recipient(request)
+    if workspace.delivery_mode == "push":
+        relay.refuse_repetition(request)
+    return _Delivery(request, workspace, sender)
 
 
 class _Delivery(Response):

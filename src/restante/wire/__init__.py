@@ -15,6 +15,7 @@ from restante.wire.common import (
 )
 from restante.wire.feed import (
     ACKED_SEQ as ACKED_SEQ,
+    ATTEMPT as ATTEMPT,
     LATEST_SEQ as LATEST_SEQ,
     LOWEST_SEQ as LOWEST_SEQ,
     READ_SEQ as READ_SEQ,

@@ -12,6 +12,9 @@ LATEST_SEQ = "X-Restante-Latest-Seq"
 ACKED_SEQ = "X-Restante-Acked-Seq"
 READ_SEQ = "X-Restante-Read-Seq"
 
+# Above 1: an earlier attempt with the same request may have reached the server.
+ATTEMPT = "X-Restante-Attempt"
+
 _PARAMS = {"message": {"role": "user", "parts": [{"kind": "text", "text": "Good morning."}]}}
 
 
