@@ -18,7 +18,7 @@ from restante.errors import SettingsInvalid
 PREFIX = "RESTANTE_"
 
 # Variables of the client commands; a server ignores them.
-CLIENT_VARIABLES = frozenset({"RESTANTE_URL", "RESTANTE_TOKEN"})
+CLIENT_VARIABLES = frozenset({"RESTANTE_URL", "RESTANTE_TOKEN", "RESTANTE_CONNECT_MAX_FILE_BYTES"})
 
 # Set by `restante connect` for the commands it runs; those may run `restante` themselves.
 COMMAND_VARIABLES = frozenset(

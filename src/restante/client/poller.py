@@ -162,7 +162,7 @@ class FileItem:
         longer has the file.  An exception that `progress` raises ends the download and is raised
         here.
 
-        A file above `max_bytes` is refused; by default above the server's limit or 1 GiB.  Partial
+        A file above `max_bytes` is refused; by default above the server's limit.  Partial
         files in the directory that are a week old and in use by no process are removed.
         """
         await check_size(self._client, self.file, max_bytes)
