@@ -120,7 +120,7 @@ async def test_a_file_above_our_own_limit_stays_pending(shared_site: Site, tmp_p
     taken = await connect("--dir", tmp_path, "--once", "--max-file-bytes", 5, **limit)
     wrong = await connect("--dir", tmp_path, "--once", "--max-file-bytes", 0)
 
-    assert "1 files could not be taken" in error_of(refused)
+    assert "1 file could not be taken" in error_of(refused)
     for outcome in (refused, also_refused):
         assert "not taken: a b.txt: " in outcome.stdout
         assert "has 5 bytes, and this side accepts at most 4" in outcome.stdout

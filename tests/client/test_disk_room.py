@@ -18,7 +18,11 @@ GIB = 1024**3
 def disk(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A disk of 10 GiB with 2 GiB free; a reserve of 512 MiB stays."""
     found = SimpleNamespace(f_blocks=10 * GIB, f_frsize=1, f_bavail=2 * GIB)
-    monkeypatch.setattr(os, "fstatvfs", lambda _descriptor: found)
+
+    def measured(_descriptor: int) -> Any:
+        return found
+
+    monkeypatch.setattr(os, "fstatvfs", measured)
     return found
 
 

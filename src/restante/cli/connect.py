@@ -111,7 +111,9 @@ def connect(
     if left is None and once:
         sys.exit(130)
     if left:
-        print(f"restante: {left} files could not be taken and still wait.", file=sys.stderr)
+        files = "1 file" if left == 1 else f"{left} files"
+        wait = "waits" if left == 1 else "wait"
+        print(f"restante: {files} could not be taken and still {wait}.", file=sys.stderr)
         sys.exit(1)
 
 

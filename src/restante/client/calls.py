@@ -17,7 +17,7 @@ import msgspec
 
 from restante import wire
 from restante.client.http_replies import Reply, decoded, number_in, raise_for_status
-from restante.delivery.rules import MIB, UNKNOWN_TYPE, clean_mimetype, clean_name, display_name
+from restante.delivery.rules import UNKNOWN_TYPE, clean_mimetype, clean_name, display_name
 from restante.errors import AnswerInvalid, MessageTooLarge
 from restante.ids import ActivityId, FileId, WorkspaceId
 
@@ -25,9 +25,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 ROWS_PER_PAGE = 50
-
-# A message with all that is in it, as JSON.
-MAX_MESSAGE_BYTES = 16 * MIB
 
 # A message to a push workspace is answered by that workspace; servers wait so long by default.
 _PUSH_SECONDS = 60
@@ -184,18 +181,18 @@ def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[
 
 def notify(
     workspace_id: WorkspaceId, text: str, attachments: Sequence[Mapping[str, Any]]
-) -> Call[wire.Status]:
+) -> Call[wire.Notified]:
     """Say something to the workspace's user; not repeatable, because the protocol has no id."""
     sent = {"message": text, "attachments": attachments}
-    return _post(f"/workspaces/{workspace_id}/notify", wire.Status, sent)
+    return _post(f"/workspaces/{workspace_id}/notify", wire.Notified, sent)
 
 
 def check_message_size(size: int) -> None:
     """Raise MessageTooLarge for a message of more bytes than servers accept."""
-    if size > MAX_MESSAGE_BYTES:
+    if size > wire.MAX_MESSAGE_BYTES:
         raise MessageTooLarge(
-            f"The message has {size} bytes with its files; the limit is {MAX_MESSAGE_BYTES}.",
-            max=MAX_MESSAGE_BYTES,
+            f"The message has {size} bytes with its files; the limit is {wire.MAX_MESSAGE_BYTES}.",
+            max=wire.MAX_MESSAGE_BYTES,
         )
 
 

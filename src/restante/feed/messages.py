@@ -48,8 +48,6 @@ from restante.workspaces.rules import Workspace, clean_label
 
 TAG = "messages"
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-
 
 def _feed(request: Request) -> Feed:
     return request.app.state.feed
@@ -141,7 +139,9 @@ class _Delivery(Response):
             _rate(self._request).spend_bytes(self._sender, size)
             await place.grow(size)
 
-        body = await read_limited(self._request, max_bytes=MAX_MESSAGE_BYTES, on_bytes=on_bytes)
+        body = await read_limited(
+            self._request, max_bytes=wire.MAX_MESSAGE_BYTES, on_bytes=on_bytes
+        )
         place.gives_way = False
         return body
 
@@ -159,8 +159,8 @@ def _size(request: Request) -> int:
     try:
         announced = int(request.headers["content-length"])
     except (KeyError, ValueError):
-        return MAX_MESSAGE_BYTES
-    return min(max(announced, 0), MAX_MESSAGE_BYTES)
+        return wire.MAX_MESSAGE_BYTES
+    return min(max(announced, 0), wire.MAX_MESSAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

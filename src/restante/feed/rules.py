@@ -16,7 +16,6 @@ from restante.ids import ActivityId
 from restante.text import printable
 
 RECEIVED = "a2a_receive"
-NOTIFY = "notify"
 _SUMMARY_CHARACTERS = 80
 MAX_PAGE = 500
 DEFAULT_PAGE = 100
@@ -95,7 +94,7 @@ def notification(sent: wire.Notification) -> NewActivity:
     """
     files = [{"kind": "file", "file": one} for one in sent.attachments or ()]
     return NewActivity(
-        method=NOTIFY,
+        method=wire.NOTIFY,
         summary="Agent message: " + printable(sent.message[:_SUMMARY_CHARACTERS]),
         request_body=None,
         response_body=msgspec.json.encode({"result": sent.message, "parts": files}),

@@ -17,7 +17,6 @@ from restante.feed.readers import Places, Scans
 from restante.feed.room import SenderParts
 from restante.feed.row_events import RowEvent
 from restante.feed.rules import (
-    NOTIFY,
     ROWS_PER_LOOK,
     ROWS_PER_SCAN,
     SCAN_SECONDS,
@@ -240,5 +239,5 @@ class Feed:
         For a workspace that does not poll: it would find its feed full of what it said itself.
         """
         async with self._db.connection() as connection:
-            if await store.has_only(connection, workspace_id, NOTIFY, up_to_seq=seq):
+            if await store.has_only(connection, workspace_id, wire.NOTIFY, up_to_seq=seq):
                 await store.acknowledge(connection, workspace_id, seq)
