@@ -13,9 +13,9 @@ from sites import Site, SiteFactory
 from waiting import until
 from watchers import WAYS, watch
 
-from restante.feed.messages import MAX_MESSAGE_BYTES
 from restante.http.operations import JsonPace
 from restante.settings import Settings
+from restante.wire import MAX_MESSAGE_BYTES
 
 pytestmark = pytest.mark.anyio
 

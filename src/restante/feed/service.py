@@ -15,7 +15,7 @@ from restante.feed import room, row_events, store
 from restante.feed.pages import Look, Reader
 from restante.feed.readers import Places, Scans
 from restante.feed.room import SenderParts
-from restante.feed.row_events import NOTIFY, RowEvent
+from restante.feed.row_events import RowEvent
 from restante.feed.rules import (
     ROWS_PER_LOOK,
     ROWS_PER_SCAN,
@@ -248,5 +248,5 @@ class Feed:
         For a workspace that does not poll: it would find its feed full of what it said itself.
         """
         async with self._db.connection() as connection:
-            if await store.has_only(connection, workspace_id, NOTIFY, up_to_seq=seq):
+            if await store.has_only(connection, workspace_id, wire.NOTIFY, up_to_seq=seq):
                 await store.acknowledge(connection, workspace_id, seq)
