@@ -51,3 +51,8 @@ def printable(text: str, *, max_length: int | None = None) -> str:
         character if character.isprintable() else " " for character in text[:max_length]
     )
     return shown if len(shown) == len(text) else shown + "…"
+
+
+def number_of_files(count: int) -> str:
+    """A number of files, in words for people."""
+    return "1 file" if count == 1 else f"{count} files"

@@ -66,7 +66,7 @@ async def test_each_accepted_file_is_printed_on_a_line(caller: Caller, letter: P
     assert (done.code, done.stderr) == (0, "")
     assert len(lines) == 2
     for line in lines:
-        assert line.startswith("accepted a_letter.txt (13 B): platform-pending:" + caller.id)
+        assert line.startswith("accepted a letter.txt (13 B): platform-pending:" + caller.id)
     assert await waiting(caller) == ["a_letter.txt"] * 2
 
 
@@ -339,7 +339,7 @@ async def test_a_terminal_shows_a_progress_bar_and_honours_no_color(
     )
 
     assert "13/13 bytes" in seen
-    assert "accepted a_letter.txt" in seen
+    assert "accepted a letter.txt" in seen
     assert bool(COLOURED.search(seen)) is not bool(environment)
 
 

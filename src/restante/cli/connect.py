@@ -16,6 +16,7 @@ from cyclopts.validators import Number
 from restante.cli.display import Display, display_for
 from restante.cli.output import Console
 from restante.errors import BadRequest, NotAuthenticated, RestanteError
+from restante.text import number_of_files
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
@@ -111,7 +112,7 @@ def connect(
     if left is None and once:
         sys.exit(130)
     if left:
-        files = "1 file" if left == 1 else f"{left} files"
+        files = number_of_files(left)
         wait = "waits" if left == 1 else "wait"
         print(f"restante: {files} could not be taken and still {wait}.", file=sys.stderr)
         sys.exit(1)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from restante.cli.output import shown_bytes
 from restante.errors import RestanteError
-from restante.text import printable
+from restante.text import number_of_files, printable
 
 if TYPE_CHECKING:
     from restante.client.fetching import WaitingFile
@@ -56,7 +56,7 @@ class Display:
 
     def summary(self) -> None:
         """The totals, at the end."""
-        files = "1 file" if self.files == 1 else f"{self.files} files"
+        files = number_of_files(self.files)
         self.line(f"{files} received, {shown_bytes(self.bytes)}.")
 
     def arriving(self, file: "WaitingFile") -> None:

@@ -10,6 +10,7 @@ from restante.cli.access import Access, client_of_folder
 from restante.cli.words import STANDARD_INPUT, text_given
 from restante.errors import BadRequest
 from restante.ids import WorkspaceId, as_uuid
+from restante.text import number_of_files
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
@@ -56,7 +57,7 @@ def notify(
     said = text_given(text)
     client = _client(dir, workspace, access)
     asyncio.run(_notify(client, said, file))
-    files = f" with {len(file)} files" if file else ""
+    files = f" with {number_of_files(len(file))}" if file else ""
     print(f"told the user of {client.workspace_id}{files}")
 
 

@@ -87,7 +87,8 @@ class _Sent(Struct):
 
 def _show(sent: _Sent) -> None:
     for file in sent.files:
-        print(printable(f"accepted {file.name} ({shown_bytes(file.size)}): {file.uri}"))
+        name = file.display_name or file.name  # a server of before sends only the name
+        print(printable(f"accepted {name} ({shown_bytes(file.size)}): {file.uri}"))
     if sent.answer and "error" not in sent.answer:
         print(printable(_shown(sent.answer)))
 

@@ -17,6 +17,7 @@ from restante.client.http_replies import decoded
 from restante.delivery.rules import PENDING, UPLOAD_METHOD
 from restante.errors import AnswerInvalid, BadRequest
 from restante.ids import FileId, WorkspaceId, as_uuid
+from restante.text import number_of_files
 
 # Requests that expect words as their answer.
 _ANSWERABLE = {"message/send", "message/stream"}
@@ -196,7 +197,7 @@ def text_of(body: Any) -> str:
     """The text of a message and the number of its files, for display."""
     said = said_in(body)
     words = said.text or "(no text)"
-    files = "1 file" if len(said.files) == 1 else f"{len(said.files)} files"
+    files = number_of_files(len(said.files))
     return f"{words} (+{files})" if said.files else words
 
 
