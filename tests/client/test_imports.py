@@ -46,7 +46,7 @@ def test_the_sdk_imports_nothing_of_the_server():
     assert "restante.client.aio" in loaded
     assert not loaded & set(SERVER_ONLY)
     ours = {name.split(".")[1] for name in loaded if name.startswith("restante.")}
-    assert ours == {"client", "delivery", "errors", "ids", "text", "wire"}
+    assert ours == {"client", "delivery", "errors", "ids", "limits", "text", "wire"}
     of_delivery = {name for name in loaded if name.startswith("restante.delivery.")}
     assert of_delivery == {"restante.delivery.rules"}
 

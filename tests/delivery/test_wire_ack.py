@@ -231,6 +231,7 @@ async def test_unacknowledged_files_are_listed_oldest_first(caller: Caller):
         "fetched_at": None,
         "expires_at": one["expires_at"],
         "display_name": "one",
+        "source_id": None,
     }
 
 

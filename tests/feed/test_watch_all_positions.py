@@ -248,7 +248,7 @@ async def test_the_id_to_resume_after_waits_for_what_was_not_sent(
         assert follower.watch.last_id == began
 
         assert await follower.next() == []
-        assert horizon_of(follower.watch.last_id).xid > horizon_of(began).xid
+        assert follower.watch.last_id != began
 
 
 @pytest.mark.parametrize("rows_per_page", [1, 2])

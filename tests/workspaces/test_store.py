@@ -19,6 +19,7 @@ from factories import (
 from restante.database.pool import Connection, Database, Tx
 from restante.delivery import store as uploads
 from restante.feed import store as feed
+from restante.feed.store import Appended
 from restante.ids import WorkspaceId
 from restante.workspaces import store as workspaces
 from restante.workspaces.rules import Details
@@ -111,10 +112,9 @@ async def test_a_workspace_that_is_registered_again_still_has_its_feed_and_files
 
         assert revived
         assert waiting == Counters(1, 10, 1)
-        assert (
-            await feed.append(connection, workspace_id, make_message(), now=publication.created_at)
-            == 2
-        )
+        assert await feed.append(
+            connection, workspace_id, make_message(), now=publication.created_at
+        ) == Appended(2)
         stored = await workspaces.get(connection, workspace_id)
         assert stored
         assert (stored.status, stored.inbound_secret) == ("active", "other secret")

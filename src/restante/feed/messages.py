@@ -119,7 +119,7 @@ class _Delivery(Response):
         self._workspace = workspace
         self._sender = sender
         self._has_begun = False
-        self._is_forwarded = False
+        self._forwarded: Place | None = None  # while a push workspace takes it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(message: MutableMapping[str, Any]) -> None:
@@ -131,13 +131,13 @@ class _Delivery(Response):
             async with _room(self._request).place(size) as place:
                 message = await _message(self._request, await self._body(place))
                 response = await self._delivered(message)
-                self._is_forwarded = self._workspace.delivery_mode == "push"
+                self._forwarded = place if self._workspace.delivery_mode == "push" else None
                 place.wait_for_client()  # a push workspace may be slow to take it
                 await response(scope, receive, answer)
         except TooManyAtOnce as error:
             if self._has_begun:  # the connection is closed: a short answer must not pass
                 return
-            if self._is_forwarded:
+            if self._forwarded and self._forwarded.is_ended:
                 raise relay.outcome_unknown() from error
             raise
 

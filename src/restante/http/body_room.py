@@ -54,6 +54,11 @@ class Place:
         self.room.arrange()
 
     @property
+    def is_ended(self) -> bool:
+        """Whether it had to give way."""
+        return self.limit.expired()
+
+    @property
     def guaranteed_until(self) -> float:
         """A sender that stands still does not keep the room that it has announced."""
         seconds = self.room.guaranteed_seconds
@@ -140,7 +145,7 @@ class BodyRoom:
 
     def _make_way(self, size: int, *, now: float) -> float:
         """End those that have had their time, until there is room; when the next one has."""
-        ending = [one for one in self._inside if one.limit.expired()]
+        ending = [one for one in self._inside if one.is_ended]
         coming = self._free + sum(one.size for one in ending)
         others = (one for one in self._inside if one.gives_way and one not in ending)
         for one in sorted(others, key=lambda one: one.guaranteed_until):
