@@ -13,8 +13,9 @@ LARGE_BYTES = 256 * 1024 * 1024  # of all large answers in a process, and of all
 @asynccontextmanager
 async def taken(room: BodyRoom) -> AsyncIterator[None]:
     """Somebody else has all of the room that is free."""
-    async with room.place() as place:
-        await place.grow(room.free_bytes)
+    size = room.free_bytes
+    async with room.place(size) as place:
+        await place.grow(size)
         yield
 
 

@@ -1,5 +1,7 @@
 """Makes text that somebody else wrote safe to print on a terminal, on one line."""
 
+MAX_QUOTED = 100  # characters of what somebody sent, in a sentence of ours
+
 
 def printable(text: str, *, max_length: int | None = None) -> str:
     """

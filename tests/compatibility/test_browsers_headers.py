@@ -31,6 +31,7 @@ CALLS = [
     ("/chat/uploads", "POST", "authorization,x-workspace-id"),
     ("/a2a", "POST", "authorization,content-type,x-workspace-id"),
     ("/activity", "GET", "authorization"),
+    ("/events", "GET", "authorization,cache-control,last-event-id"),
     ("/pending-uploads/{file}/content", "GET", "authorization,range"),
     ("/pending-uploads/{file}/ack", "POST", "authorization"),
     ("/notify", "POST", "authorization,content-type"),

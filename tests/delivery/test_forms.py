@@ -20,7 +20,7 @@ cuts = st.lists(st.integers(0, 400), max_size=12)
 
 def parsed(body: bytes, at: list[int], *, max_parts: int = 9) -> list[tuple[PartHead, bytes]]:
     """The parts of a body that arrives in pieces."""
-    parser, events = FormParser(BOUNDARY, max_parts=max_parts), list[Event]()
+    parser, events = FormParser(BOUNDARY.encode(), max_parts=max_parts), list[Event]()
     for start, end in pairwise(sorted({0, *at, len(body)})):
         events += parser.feed(body[start:end])
     parser.close()
@@ -111,7 +111,7 @@ HEAD = form(Part(b"", field="x"), closed=False)[:-2]
 
 def processor_seconds(body: bytes) -> float:
     """How long the parser works on an unfinished body, in pieces as they come from a socket."""
-    parser, began_at = FormParser(BOUNDARY, max_parts=9), time.process_time()
+    parser, began_at = FormParser(BOUNDARY.encode(), max_parts=9), time.process_time()
     for at in range(0, len(body), 16_384):
         for _ in parser.feed(body[at : at + 16_384]):
             pass
@@ -143,7 +143,7 @@ def test_the_number_of_parts_and_the_size_of_a_head_are_bounded():
         parsed(form(Part(headers=[b"X: y"] * 4000)), [])
     with pytest.raises(UploadMalformed, match="too long"):
         list(
-            FormParser(BOUNDARY, max_parts=1).feed(
+            FormParser(BOUNDARY.encode(), max_parts=1).feed(
                 b"--" + BOUNDARY.encode() + b"\n" + b"x" * 17_000
             )
         )

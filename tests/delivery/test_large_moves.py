@@ -1,7 +1,7 @@
 """A large file is moved to another bucket in steps, by one pass or several."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -24,13 +24,16 @@ from restante.database.pool import Database
 from restante.database.spans import Span
 from restante.delivery import buckets, subject
 from restante.delivery.rules import CHUNK_BYTES
-from restante.delivery.subject import MOVE_FILES, Buckets
+from restante.delivery.subject import MOVE_FILES, ExpiredReservations
 from restante.ids import FileId, WorkspaceId
 from restante.retention.subjects import OUT_OF_TIME
+from restante.server.wiring import subjects_of
+from restante.settings import Settings
 from restante.wire import PlanStep
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("small_steps")]
 
+DAY = timedelta(days=1)
 BUCKET = f"chunks_{PAST:%Y%m%d_%H%M%S}"
 
 
@@ -69,7 +72,9 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "_STEP_CHUNKS", 2)
 
 
-async def move(connection: Any, *, steps: int) -> tuple[str | None, int]:
+async def move(
+    connection: Any, *, steps: int, interval: timedelta = HOUR
+) -> tuple[str | None, int]:
     """One pass over the bucket with the past range; why it ended, and the bytes that it moved."""
     (partition,) = [
         one
@@ -78,7 +83,9 @@ async def move(connection: Any, *, steps: int) -> tuple[str | None, int]:
     ]
     work = Interrupted(connection, steps)
     step = PlanStep(MOVE_FILES, partition.name, 1, 0, "", "buckets")
-    why = await Buckets(width=HOUR, ack_retention=HOUR).carry_out(step, partition, work)
+    settings = Settings(sweep_interval_seconds=interval.total_seconds())
+    its_subject = subjects_of(settings).of_partition(partition)
+    why = await its_subject.carry_out(step, partition, work)
     return why, work.moved_bytes
 
 
@@ -123,6 +130,34 @@ async def test_a_large_file_is_moved_in_steps_by_several_passes(
     assert await connection.fetchval("select count(*) from reservations") == 0
     await connection.execute("delete from chunks where bucket = $1", PAST)
     assert await content_of(parts, workspace_id, file_id) == content
+
+
+@pytest.mark.parametrize("interval", [timedelta(minutes=1), DAY])
+async def test_a_copy_is_kept_until_the_next_pass_but_one(
+    connection: Any, workspace_id: WorkspaceId, parts: Parts, interval: timedelta
+):
+    """However rarely the operator sweeps: a copy that expires before it would never be complete."""
+    await stage_large(connection, parts, workspace_id)
+    await move(connection, steps=2, interval=interval)
+    next_but_one = utc_now() + 2.2 * interval
+
+    released = await ExpiredReservations().delete_due(connection, now=next_but_one)
+
+    assert released == {"reservations": 0}
+
+
+async def test_a_command_does_not_shorten_the_time_that_a_server_keeps_a_copy(
+    connection: Any, workspace_id: WorkspaceId, parts: Parts
+):
+    """It sweeps once, and does not know how often the server does."""
+    await stage_large(connection, parts, workspace_id)
+    await move(connection, steps=2, interval=DAY)
+    await move(connection, steps=2, interval=timedelta(minutes=5))
+
+    released = await ExpiredReservations().delete_due(connection, now=utc_now() + 2 * DAY)
+
+    assert released == {"reservations": 0}
+    assert await copied(connection) == [0, 1, 2, 3]
 
 
 async def test_the_bucket_of_a_copy_stays_until_the_file_is_moved(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -70,7 +71,7 @@ async def test_a_staged_file_keeps_its_name_for_people(parts: Parts, workspace_i
 async def test_a_batch_is_announced_in_its_order_and_committed_at_once(
     parts: Parts, connection: Any, workspace_id: WorkspaceId, size: int
 ):
-    """The feed rows of one batch are consecutive and have one time."""
+    """Its feed rows are consecutive, and differ in time, so that a reader can page back."""
     contents = {"a.txt": b"first", "b.txt": pattern(size), "c.txt": b"third"}
     files = [file_of(content, name) for name, content in contents.items()]
 
@@ -83,7 +84,7 @@ async def test_a_batch_is_announced_in_its_order_and_committed_at_once(
         " request_body ->> 'name' as name from feed order by seq"
     )
     assert [tuple(row) for row in rows] == [
-        (seq, NOW, str(file_id), name)
+        (seq, NOW + timedelta(microseconds=seq - 1), str(file_id), name)
         for seq, (file_id, name) in enumerate(zip(ids, contents, strict=True), start=1)
     ]
     assert len({row["xmin"] for row in await connection.fetch("select xmin from uploads")}) == 1

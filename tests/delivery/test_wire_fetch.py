@@ -55,6 +55,7 @@ async def test_the_content_comes_with_exactly_these_headers(caller: Caller, file
         "accept-ranges": "bytes",
         "cache-control": "private, no-cache",
         "x-content-type-options": "nosniff",
+        "vary": "Origin",
     }
 
 

@@ -156,3 +156,21 @@ async def test_the_content_type_may_quote_its_boundary(caller: Caller):
     quoted = FORM.replace(BOUNDARY, f'"{BOUNDARY}"')
 
     assert (await caller.send(form(Part()), {"Content-Type": quoted})).status == 200
+
+
+@pytest.mark.parametrize(
+    "boundary",
+    [
+        "*=idna''x",
+        "*=utf-7''+2AA-",
+        "*0=a; boundary*1=b",
+        "=",
+        '="a\u00e9"',
+        "=" + "x" * 201,
+        '="a "',
+    ],
+)
+async def test_a_boundary_that_cannot_be_one_is_a_400(caller: Caller, boundary: str):
+    sent = {"Content-Type": f"multipart/form-data; boundary{boundary}"}
+
+    assert (await caller.send(form(Part()), sent)).status == 400

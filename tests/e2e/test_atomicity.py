@@ -196,9 +196,8 @@ def assert_announces(row: dict[str, Any], mailbox: Mailbox, upload: dict[str, An
         mailbox.id,
     ]
     assert row["summary"] == f"chat_upload_receive: {upload['name']}"
-    assert row["request_body"] == {
-        name: upload[name] for name in ("file_id", "name", "mimeType", "size", "uri")
-    }
+    announced = ("file_id", "name", "display_name", "mimeType", "size", "uri")
+    assert row["request_body"] == {name: upload[name] for name in announced}
 
 
 def names_in(rows: Rows) -> set[str]:

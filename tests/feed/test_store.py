@@ -149,6 +149,7 @@ async def test_the_row_of_a_file_has_all_that_is_needed_to_fetch_it(
     assert json.loads(bytes(row.request_body)) == {
         "file_id": str(content.id),
         "name": "a.txt",
+        "display_name": "a.txt",
         "mimeType": "text/plain",
         "size": 5,
         "uri": f"platform-pending:{workspace_id}/{content.id}",

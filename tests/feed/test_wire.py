@@ -59,6 +59,7 @@ async def test_a_row_has_exactly_the_fields_of_the_wire(caller: Caller):
         "request_body": {
             "file_id": file_id,
             "name": "a_b.txt",
+            "display_name": "a b.txt",
             "mimeType": "text/plain",
             "size": 5,
             "uri": f"platform-pending:{caller.id}/{file_id}",

@@ -84,7 +84,7 @@ async def test_who_gets_no_room_in_time_is_refused():
 
 async def test_who_has_least_of_the_room_is_next(run: Any):
     """However many bodies of somebody else came before."""
-    room = BodyRoom(4 * MIB, sure_seconds=60, longest_wait_seconds=60)
+    room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=60)
     first, second, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
     run(kept(room, 2 * MIB, "a", first))
     run(kept(room, 2 * MIB, "a", second))
@@ -98,7 +98,7 @@ async def test_who_has_least_of_the_room_is_next(run: Any):
 
 
 async def test_who_has_had_its_time_gives_way_to_who_waits(run: Any):
-    room = BodyRoom(4 * MIB, sure_seconds=0, longest_wait_seconds=60)
+    room = BodyRoom(4 * MIB, guaranteed_seconds=0, longest_wait_seconds=60)
     slow = run(kept(room, 3 * MIB, "a", asyncio.Event()))
     await until(lambda: asyncio.sleep(0, room.free_bytes == MIB))
 
@@ -112,7 +112,7 @@ async def test_who_has_had_its_time_gives_way_to_who_waits(run: Any):
 
 async def test_who_does_not_wait_for_a_client_does_not_give_way(run: Any):
     """What has arrived is stored soon; to begin anew would cost everybody more."""
-    room = BodyRoom(4 * MIB, sure_seconds=0, longest_wait_seconds=60)
+    room = BodyRoom(4 * MIB, guaranteed_seconds=0, longest_wait_seconds=60)
     leave = asyncio.Event()
 
     async def store() -> None:
@@ -123,7 +123,7 @@ async def test_who_does_not_wait_for_a_client_does_not_give_way(run: Any):
     storing = run(store())
     await until(lambda: asyncio.sleep(0, room.free_bytes == MIB))
     waiting = run(kept(room, 3 * MIB, "b", leave))
-    await until(lambda: asyncio.sleep(0, len(room._waiting) == 1))
+    await until(lambda: asyncio.sleep(0, room.waiting == 1))
     leave.set()
 
     await asyncio.gather(storing, waiting)
@@ -131,7 +131,7 @@ async def test_who_does_not_wait_for_a_client_does_not_give_way(run: Any):
 
 async def test_nobody_gives_way_who_need_not(run: Any):
     """Only as many end as make room, the longest ones first."""
-    room = BodyRoom(4 * MIB, sure_seconds=0, longest_wait_seconds=60)
+    room = BodyRoom(4 * MIB, guaranteed_seconds=0, longest_wait_seconds=60)
     oldest = run(kept(room, 2 * MIB, "a", asyncio.Event()))
     await until(lambda: asyncio.sleep(0, room.free_bytes == 2 * MIB))
     younger = run(kept(room, 2 * MIB, "a", asyncio.Event()))
@@ -145,7 +145,7 @@ async def test_nobody_gives_way_who_need_not(run: Any):
 
 
 async def test_a_body_keeps_its_room_for_the_time_that_is_sure(run: Any):
-    room = BodyRoom(4 * MIB, sure_seconds=60, longest_wait_seconds=0.05)
+    room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=0.05)
     leave = asyncio.Event()
     first = run(kept(room, 3 * MIB, "a", leave))
     await until(lambda: asyncio.sleep(0, room.free_bytes == MIB))
@@ -158,16 +158,65 @@ async def test_a_body_keeps_its_room_for_the_time_that_is_sure(run: Any):
     assert await first == "a"
 
 
+async def test_a_body_that_stands_still_does_not_keep_what_it_announced(run: Any):
+    room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=60)
+    whole = run(kept(room, MIB, "a", asyncio.Event()))
+    await until(lambda: asyncio.sleep(0, room.free_bytes == 3 * MIB))
+
+    async def announce() -> None:
+        shares.caller.set("b")
+        async with room.place(3 * MIB) as place:
+            await place.grow(SMALL_BYTES + 1)
+            await asyncio.Event().wait()
+
+    stalled = run(announce())
+    await until(lambda: asyncio.sleep(0, room.free_bytes == 0))
+
+    async with body(room, 2 * MIB, "c"):
+        assert isinstance((await asyncio.gather(stalled, return_exceptions=True))[0], TooManyAtOnce)
+    assert not whole.done()
+
+
+async def test_room_is_made_for_all_that_wait(run: Any):
+    """One that finds its room taken by another is not left to wait in vain."""
+    room = BodyRoom(4 * MIB, guaranteed_seconds=0, longest_wait_seconds=60)
+    for _ in range(4):
+        run(kept(room, MIB, "slow", asyncio.Event()))
+    await until(lambda: asyncio.sleep(0, room.free_bytes == 0))
+    leave = asyncio.Event()
+    waiting = [run(kept(room, MIB, caller, leave)) for caller in "abc"]
+    await until(lambda: asyncio.sleep(0, room.waiting == 0))
+    leave.set()
+
+    assert await asyncio.gather(*waiting) == ["a", "b", "c"]
+
+
+async def test_of_callers_that_have_nothing_the_smallest_body_is_next(run: Any):
+    room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=60)
+    leave, never = asyncio.Event(), asyncio.Event()
+    run(kept(room, 4 * MIB, "first", leave))
+    await until(lambda: asyncio.sleep(0, room.free_bytes == 0))
+    large = [run(kept(room, 4 * MIB, caller, never)) for caller in "abc"]
+    await until(lambda: asyncio.sleep(0, room.waiting == 3))
+    small = run(kept(room, MIB, "d", leave))
+    await until(lambda: asyncio.sleep(0, room.waiting == 4))
+
+    leave.set()
+
+    assert await small == "d"
+    assert not any(one.done() for one in large)
+
+
 async def test_who_is_cancelled_while_it_waits_takes_no_room(run: Any):
-    room = BodyRoom(4 * MIB, sure_seconds=60, longest_wait_seconds=60)
+    room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=60)
     leave = asyncio.Event()
     run(kept(room, 3 * MIB, "a", leave))
     await until(lambda: asyncio.sleep(0, room.free_bytes == MIB))
     waiting = run(kept(room, 3 * MIB, "b", leave))
-    await until(lambda: asyncio.sleep(0, len(room._waiting) == 1))
+    await until(lambda: asyncio.sleep(0, room.waiting == 1))
 
     waiting.cancel()
     leave.set()
 
     await until(lambda: asyncio.sleep(0, room.free_bytes == 4 * MIB))
-    assert not room._waiting
+    assert not room.waiting

@@ -121,8 +121,7 @@ async def test_a_content_type_that_is_not_a_form_is_refused(caller: Caller, noth
         "application/x-www-form-urlencoded",
         "multipart/form-data/; boundary=" + BOUNDARY,
         ";" * 100,
-        f"multipart/form-data; boundary={BOUNDARY}; a=" + "x" * 500,
-        'multipart/form-data; a="' + ";" * 8000,  # takes quadratic time to parse
+        'multipart/form-data; a="' + ";" * 8000,
     ):
         answer = await caller.send(form(Part()), {"Content-Type": content_type})
         assert_refused(answer)

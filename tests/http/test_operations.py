@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 from msgspec import Meta
+from starlette.requests import Request
 
 from restante.errors import BadRequest
 from restante.http import operations
@@ -53,3 +54,19 @@ def test_another_mistake_is_named_however_the_ids_are_spelled(spelling: str):
 def test_any_other_json_is_refused(body: bytes):
     with pytest.raises(BadRequest):
         operations._decoded(body, Shape)
+
+
+def asked(query: bytes) -> Request:
+    return Request({"type": "http", "query_string": query, "headers": []})
+
+
+@pytest.mark.parametrize(
+    ("query", "first", "count"),
+    [(b"count=1&count=2", "1", 1), (b"count=1&count=x", "1", 1), (b"count=&count=2", "", 0)],
+)
+def test_the_first_of_several_parameters_with_one_name_counts(query: bytes, first: str, count: int):
+    """Two servers that read a query differently see two different requests."""
+    request = asked(b"id=" + AN_ID.hex.encode() + b"&" + query)
+
+    assert operations.query_of(request, Shape).count == count
+    assert operations.parameters(request)["count"] == first

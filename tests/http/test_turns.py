@@ -67,6 +67,25 @@ async def test_those_who_wait_are_served_in_rotation_and_each_in_order():
     assert len(turns) == 0
 
 
+async def test_a_cancelled_request_does_not_take_the_turn_of_a_caller_that_came_back():
+    """Between its cancellation and its end, the caller can be forgotten and come back."""
+    turns = Turns(at_once=1, per_caller=1)
+    for _ in range(3):
+        await turns.begin("a")
+        cancelled = Requests(turns).ask("a")
+        await settle()
+        cancelled.cancel()
+        turns.end("a")
+        await turns.begin("a")
+        await settle()
+        turns.end("a")
+
+    async with asyncio.timeout(1):
+        await turns.begin("b")
+    turns.end("b")
+    assert len(turns) == 0
+
+
 @pytest.mark.parametrize("is_given", [False, True])
 async def test_a_request_that_is_cancelled_gives_its_turn_to_the_next(is_given: bool):
     requests = Requests(turns := Turns(at_once=1, per_caller=1))

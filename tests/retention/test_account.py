@@ -23,6 +23,7 @@ from sweeps import (
 from restante.database import partitions
 from restante.database.pool import Database
 from restante.delivery import store as uploads
+from restante.feed.subject import MESSAGE_IDS
 from restante.ids import WorkspaceId
 from restante.retention import rules
 from restante.retention.space import SpaceAccount
@@ -108,6 +109,7 @@ async def test_a_look_shows_each_partition_and_the_live_bytes_of_a_bucket(
     assert {one.name for one in seen} == {
         *await partition_names(connection, CHUNKS),
         *await partition_names(connection, FEED),
+        *await partition_names(connection, MESSAGE_IDS),
     }
     of_feed = [one for one in seen if one.name.startswith("feed")]
     assert {(one.live_bytes, one.dead_bytes) for one in of_feed} == {(None, None)}

@@ -37,6 +37,7 @@ from restante.database.pool import Database
 from restante.delivery import store as uploads
 from restante.delivery.rules import bucket_of
 from restante.feed import store as feed
+from restante.feed.subject import MESSAGE_IDS
 from restante.ids import WorkspaceId
 from restante.retention import store as retention
 from restante.retention.sweep import Sweep
@@ -148,6 +149,10 @@ async def make_old_feed_partition(connection: Any, _workspace_id: WorkspaceId) -
     await make_partition(connection, FEED, PAST - 60 * DAY, DAY)
 
 
+async def make_old_message_ids(connection: Any, _workspace_id: WorkspaceId) -> None:
+    await make_partition(connection, MESSAGE_IDS, PAST - 2 * DAY, 6 * HOUR)
+
+
 MAKE_DUE: dict[str, Make] = {
     "uploads": make_expired_upload,
     "reservations": make_expired_reservation,
@@ -157,6 +162,7 @@ MAKE_DUE: dict[str, Make] = {
     "crowded feeds": make_crowded_feed,
     "buckets": make_empty_bucket,
     "feed": make_old_feed_partition,
+    "message ids": make_old_message_ids,
 }
 
 

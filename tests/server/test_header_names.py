@@ -28,7 +28,7 @@ async def names_of(caller: Caller, method: str, path: str, *lines: str) -> set[s
         return set(await head(wire))
 
 
-COMMON = {"Date", "Content-Type", "X-Request-ID"}
+COMMON = {"Date", "Content-Type", "X-Request-ID", "Vary"}
 
 
 async def test_an_answer_has_the_names_that_the_protocol_spells(caller: Caller):

@@ -21,7 +21,7 @@ import restante
 from restante import wire
 from restante.http import problems
 from restante.http.operations import operation, operation_of
-from restante.server import openapi, wiring
+from restante.server import openapi, policies
 from restante.server.app import ROUTES
 from restante.server.docs.page import rendered
 from restante.settings import Settings
@@ -30,7 +30,7 @@ TAG = "tests"  # of the handlers in this file
 HTTP_ROUTES = [route for route in ROUTES if isinstance(route, Route)]
 WEBSOCKET_ROUTES = [route for route in ROUTES if isinstance(route, WebSocketRoute)]
 GUIDE = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
-LIMITS = wiring.upload_limits(Settings())
+LIMITS = policies.upload_limits(Settings())
 DOCUMENT = openapi.document(ROUTES, LIMITS)
 OPERATIONS = {
     one["operationId"]: one for methods in DOCUMENT["paths"].values() for one in methods.values()
@@ -242,6 +242,20 @@ def test_the_limits_of_the_server_are_named():
     description = path["post"]["description"]
     assert "2000001 bytes" in description
     assert "3000002 bytes in 64 files" in description
+
+
+def test_a_description_may_have_any_dollar_sign():
+    """A server must not fail at startup because of a sentence about its interface."""
+    sentence = "It costs 5 $ ($5, $$, ${x} or $nobody_knows) for $per_file_bytes bytes."
+
+    @operation(summary="Try.", caller="anyone", details=sentence)
+    async def attempt(_request: Request) -> Response:
+        return Response()
+
+    found = openapi.document([Route("/attempt", attempt)], LIMITS)
+
+    shown = sentence.replace("$per_file_bytes", str(LIMITS.per_file_bytes))
+    assert found["paths"]["/attempt"]["get"]["description"] == shown
 
 
 @pytest.mark.anyio

@@ -1,6 +1,7 @@
 """A slash at the end of an address: the client is sent to the address, and nowhere else."""
 
 import pytest
+from aiohttp import WSServerHandshakeError
 from callers import FORM, Answer, Caller, Part, ask, form, registered, request_head, wire_to
 from sites import Site
 
@@ -47,6 +48,29 @@ async def test_an_address_that_is_none_of_ours_is_not_redirected(site: Site, tar
 
     assert answer.status in {400, 404}
     assert "Location" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/ws/", "/nowhere", "/health", "/workspaces/x/ws/"])
+async def test_a_websocket_to_an_unknown_address_is_a_404(site: Site, path: str):
+    """It is not a 403, which would say that the origin or the token is wrong."""
+    with pytest.raises(WSServerHandshakeError) as refusal:
+        await site.http.ws_connect(path)
+
+    assert refusal.value.status == 404
+
+
+async def test_its_answer_is_a_json_problem(site: Site):
+    async with wire_to(site) as wire:
+        upgrade = (
+            "Connection: Upgrade",
+            "Upgrade: websocket",
+            "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        )
+        await wire.send(request_head("GET", "/ws/", lines=upgrade))
+        answer = await wire.answer()
+
+    assert (answer.status, answer.json["code"]) == (404, "no_such_route")
 
 
 async def test_a_request_to_another_host_in_its_first_line_stays_here(site: Site):

@@ -120,6 +120,7 @@ async def test_every_route_and_status_that_is_known_is_there_from_the_start(site
     assert ("GET", ACTIVITY, "410") in expected
     assert expected <= set(counted)
     assert {("GET", "unmatched", "404"), ("POST", "unmatched", "307")} <= set(counted)
+    assert {("OPTIONS", "unmatched", status) for status in ("204", "403")} <= set(counted)
     assert set(counted) == set(seconds)
     assert not any(counted[one] for one in expected)
     swept = await samples(site, "molecule_pending_uploads_swept_total", "outcome")

@@ -24,6 +24,8 @@ from pushes import (
 )
 from sites import SiteFactory
 
+from restante.delivery.rules import MAX_REQUEST_BYTES
+
 pytestmark = pytest.mark.anyio
 
 
@@ -307,6 +309,23 @@ async def test_a_body_that_stands_still_is_cut_off(run_site: SiteFactory, sent: 
 
     assert b" 408 " in status
     assert b"No more of the body arrived" in body
+
+
+async def test_a_large_body_that_does_not_keep_the_pace_is_cut_off(run_site: SiteFactory):
+    """Whatever it declares: the time for 50 MiB more than have arrived is all that it has."""
+    limits = {"max_file_bytes": 64 * 1024 * MIB, "max_request_bytes": 64 * 1024 * MIB}
+    pace = {"upload_grace_seconds": 0.2, "upload_min_bytes_per_second": MAX_REQUEST_BYTES * 5}
+    async with (
+        run_site(push_to_private=True, **limits, **pace) as site,
+        receiver(read_all) as url,
+    ):
+        workspace = await registered(site, url)
+        async with half_sent(site, workspace, 64 * 1024 * MIB, b"abc") as reader:
+            status = await asyncio.wait_for(reader.readline(), 30)
+            body = await asyncio.wait_for(reader.readuntil(b"}"), 30)
+
+    assert b" 408 " in status
+    assert b"did not arrive within 0 s" in body
 
 
 async def test_a_workspace_that_reads_slowly_does_not_make_its_sender_idle(run_site: SiteFactory):

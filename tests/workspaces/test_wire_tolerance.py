@@ -174,7 +174,7 @@ async def test_a_private_address_of_the_card_is_not_called(run_site: SiteFactory
         caller = await registered(
             site, delivery_mode="push", agent_card={"url": "http://127.0.0.1:9"}
         )
-        message = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {}}
+        message = {"content": "hello"}
         answer = await ask(site, "POST", f"{caller.path}/a2a", json=message, headers=ADMIN)
 
     assert (answer.status, answer.json["code"]) == (502, "address_refused")
@@ -260,3 +260,35 @@ async def test_the_admin_takes_a_workspace_out_of_its_parent(shared_site: Site):
     assert (answer.status, answer.json) == (200, {"status": "updated"})
     now = await shown(shared_site, caller.id)
     assert (now["parent_id"], now["name"]) == (None, "tester")
+
+
+async def test_an_empty_parent_counts_as_not_given(shared_site: Site):
+    caller, parent = await registered(shared_site), str(uuid4())
+    await ask(shared_site, "PATCH", caller.path, json={"parent_id": parent}, headers=ADMIN)
+
+    change = {"parent_id": "", "name": "another"}
+    answer = await ask(shared_site, "PATCH", caller.path, json=change, headers=ADMIN)
+
+    assert (answer.status, answer.json) == (200, {"status": "updated"})
+    now = await shown(shared_site, caller.id)
+    assert (now["name"], now["parent_id"]) == ("another", parent)
+
+
+@pytest.mark.parametrize("parent", ["x", " ", "5f0c6a52", 5, []])
+async def test_a_parent_that_is_no_id_is_refused(shared_site: Site, parent: Any):
+    caller = await registered(shared_site)
+
+    change = {"parent_id": parent}
+    answer = await ask(shared_site, "PATCH", caller.path, json=change, headers=ADMIN)
+
+    assert (answer.status, answer.json["code"]) == (400, "bad_request")
+    assert answer.json["error"].startswith("parent_id is wrong: ")
+
+
+async def test_a_parent_may_be_spelled_in_several_ways(shared_site: Site):
+    caller, parent = await registered(shared_site), uuid4()
+
+    change = {"parent_id": f"{{{parent}}}"}
+    await ask(shared_site, "PATCH", caller.path, json=change, headers=ADMIN)
+
+    assert (await shown(shared_site, caller.id))["parent_id"] == str(parent)

@@ -123,7 +123,7 @@ async def _active_named(client: "AsyncClient", name: str) -> list[wire.Workspace
 
 
 def _candidates(name: str, found: list[wire.WorkspaceEntry]) -> str:
-    """Which workspaces have the name; a name is no proof, because anybody may choose the same."""
+    """Which workspaces have the name; a name proves nothing, because anybody may choose it."""
     found = sorted(found, key=lambda one: (one.last_seen_at, one.created_at), reverse=True)
     shown = "; ".join(
         f"{one.id}, last seen {one.last_seen_at:%Y-%m-%d %H:%M:%S}, "

@@ -23,7 +23,7 @@ def register(app: App, group: Group) -> None:
 def _no_flag(_type: object, text: str | None) -> None:
     """A mistyped flag must not be said to the user."""
     if text and text != STANDARD_INPUT and text.startswith("-") and len(text.split()) == 1:
-        raise ValueError(f"{text} is no flag of this command; to say it, pipe it into notify -")
+        raise ValueError(f"{text} is not a flag of this command; to say it, pipe it into notify -")
 
 
 def notify(

@@ -14,8 +14,6 @@ queries = sql.load("restante.delivery")
 
 _SHOWN = 20
 _SILENT_SHOWN = 5
-# Longer than the time between two sweeps, unless the operator has set a long one.
-_MOVE_LASTS = timedelta(hours=1)
 _STATES = wire.UploadStates.__struct_fields__
 
 
@@ -113,17 +111,19 @@ async def move_file(
 # The steps of moving a large file.  Between two of them the pass may end, or the server.
 
 
-async def begin_move(connection: Connection, file: StoredFile, *, to: datetime) -> datetime:
+async def begin_move(
+    connection: Connection, file: StoredFile, *, to: datetime, kept: timedelta
+) -> datetime:
     """
-    Keep a bucket for the copy of a file; returns which.
+    Keep a bucket for the copy of a file, for so long without progress; returns which.
 
     That is the one of a move that was begun before, unless its copy is no longer kept.
     """
     key = file.workspace_id, file.file_id
-    bucket = await connection.fetchval(queries.begin_move, *key, to, _MOVE_LASTS)
+    bucket = await connection.fetchval(queries.begin_move, *key, to, kept)
     if bucket != to and not await connection.fetchval(queries.is_kept, bucket, *key):
         await connection.execute(queries.release, file.file_id)
-        bucket = await connection.fetchval(queries.begin_move, *key, to, _MOVE_LASTS)
+        bucket = await connection.fetchval(queries.begin_move, *key, to, kept)
     return bucket
 
 
@@ -132,10 +132,12 @@ async def copied_chunks(connection: Connection, file: StoredFile, *, to: datetim
     return await connection.fetchval(queries.copied_chunks, to, file.workspace_id, file.file_id)
 
 
-async def copy_chunks(connection: Connection, file: StoredFile, seqs: range) -> None:
-    """Copy these chunks to the bucket that is kept for them."""
+async def copy_chunks(
+    connection: Connection, file: StoredFile, seqs: range, *, kept: timedelta
+) -> None:
+    """Copy these chunks to the bucket that is kept for them, from now on for so long."""
     key = file.workspace_id, file.file_id, file.bucket
-    await connection.execute(queries.copy_chunks, *key, seqs.start, seqs.stop, _MOVE_LASTS)
+    await connection.execute(queries.copy_chunks, *key, seqs.start, seqs.stop, kept)
 
 
 async def end_move(connection: Connection, file: StoredFile) -> int | None:

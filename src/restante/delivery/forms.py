@@ -28,6 +28,8 @@ _PARAMETER = re.compile(
 # Only these are escaped by a backslash: in "C:\dir\a.txt" it is a character like any other.
 _ESCAPED = re.compile(r'\\([()<>@,;:\\"/\[\]?=])')
 _CHARSETS = frozenset({"utf-8", "iso-8859-1"})
+# RFC 2046 allows fewer characters and a length of 70; some senders do not keep to it.
+_BOUNDARY = re.compile("[ -~]{0,199}[!-~]")
 _PERCENT_ENCODED = re.compile(r"(?:[!-$&-~]|%[0-9A-Fa-f]{2})+")
 
 
@@ -44,11 +46,20 @@ class PartHead:
 Event: TypeAlias = PartHead | bytes | None
 
 
+def boundary_of(content_type: str) -> bytes | None:
+    """The boundary of a form, from its Content-Type; None if it is another type or has none."""
+    kind, _, _ = content_type.partition(";")
+    if kind.strip().lower() != "multipart/form-data":
+        return None
+    boundary = _parameters(content_type).get("boundary", "")
+    return boundary.encode() if _BOUNDARY.fullmatch(boundary) else None
+
+
 class FormParser:
     """Turns the pieces of a body into events."""
 
-    def __init__(self, boundary: str, *, max_parts: int) -> None:
-        self._dashed = b"--" + boundary.encode()
+    def __init__(self, boundary: bytes, *, max_parts: int) -> None:
+        self._dashed = b"--" + boundary
         self._delimiter = b"\r\n" + self._dashed  # after the contents of a part
         self._max_parts = max_parts
         self._parts = 0
@@ -191,12 +202,12 @@ def _malformed(what: str) -> UploadMalformed:
 
 
 def _head(lines: Sequence[bytes]) -> PartHead:
-    """A part that is no form-data has no field, and is ignored as an unknown one is."""
+    """A part without the disposition `form-data` has no field, and is ignored."""
     headers: dict[bytes, str] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
         if not colon or not _HEADER_NAME.fullmatch(name.rstrip(_BLANKS)):
-            raise _malformed("the head of a part has a line that is no header")
+            raise _malformed("the head of a part has a line that is not a header")
         headers.setdefault(name.rstrip(_BLANKS).lower(), _decoded(value).strip())
     kind, _, _ = (disposition := headers.get(b"content-disposition", "")).partition(";")
     parameters = _parameters(disposition) if kind.strip().lower() == "form-data" else {}

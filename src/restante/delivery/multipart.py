@@ -3,29 +3,26 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from email.message import Message
 
 from starlette.requests import Request
 
-from restante.delivery.forms import FormParser, PartHead
+from restante.delivery.forms import FormParser, PartHead, boundary_of
 from restante.delivery.receive import Incoming
 from restante.delivery.rules import MAX_FILES_PER_REQUEST, ReceivePolicy, request_too_large
 from restante.errors import RequestTooLarge, UploadMalformed
 from restante.http import turns
+from restante.http.bodies import declared_length
 
 _MAX_PARTS = MAX_FILES_PER_REQUEST + 64  # other fields of the form are ignored
-_MAX_BOUNDARY = 200
-_MAX_CONTENT_TYPE = 500  # the email package parses it in quadratic time
 _FIELD = "files"
 
 # Other requests get their turn after so many bytes: the heads of hostile parts take milliseconds.
 _SLICE_BYTES = 16 * 1024
 
 
-def declared_length(request: Request, policy: ReceivePolicy) -> int | None:
-    """The Content-Length; raises RequestTooLarge before anything is read."""
-    text = request.headers.get("content-length", "")
-    length = int(text) if text.isascii() and text.isdigit() else None
+def accepted_length(request: Request, policy: ReceivePolicy) -> int | None:
+    """The Content-Length, if any; raises RequestTooLarge before anything is read."""
+    length = declared_length(request)
     if length is not None and length > policy.max_body_bytes:
         allowed = policy.max_request_bytes
         raise RequestTooLarge(
@@ -51,20 +48,10 @@ async def receive_files(
 
 
 def _parser(request: Request) -> FormParser:
-    boundary = _boundary(request.headers.get("content-type", ""))
-    if not 0 < len(boundary) <= _MAX_BOUNDARY or "\n" in boundary:
+    boundary = boundary_of(request.headers.get("content-type", ""))
+    if boundary is None:
         raise UploadMalformed("Send the files as multipart/form-data, in parts named files.")
     return FormParser(boundary, max_parts=_MAX_PARTS)
-
-
-def _boundary(content_type: str) -> str:
-    """The boundary of a form; empty if it has none, or if it is no form."""
-    if len(content_type) > _MAX_CONTENT_TYPE:
-        return ""
-    header = Message()
-    header["Content-Type"] = content_type
-    is_form = header.get_content_type() == "multipart/form-data"
-    return header.get_boundary("") if is_form else ""
 
 
 class _Form:

@@ -462,10 +462,12 @@ select size from moved;
 
 -- name: begin_move
 -- A large file is copied in steps.  A reservation without room, with the file's own id, keeps the bucket
--- of the copy until it is complete.  If there is one, an earlier pass has begun: its bucket stays.
+-- of the copy until it is complete.  If there is one, an earlier pass has begun: its bucket stays.  A pass
+-- that keeps copies for less time than another server does not shorten it.
 insert into reservations (id, workspace_id, bucket, bytes, files, expires_at)
 values ($2, $1, $3, 0, 0, clock_timestamp() + $4::interval)
-    on conflict (id) do update set expires_at = excluded.expires_at
+    on conflict (id) do update
+   set expires_at = greatest(reservations.expires_at, excluded.expires_at)
 returning bucket;
 
 -- name: copied_chunks
@@ -476,7 +478,7 @@ select coalesce(max(seq) + 1, 0) from chunks
 -- name: copy_chunks
 -- Nothing refers to the copy yet, so the commit is not synced.
 with kept as (
-    update reservations set expires_at = clock_timestamp() + $6::interval
+    update reservations set expires_at = greatest(expires_at, clock_timestamp() + $6::interval)
       from (select set_config('synchronous_commit', 'off', true)) as unsynced
      where id = $2
     returning bucket

@@ -37,6 +37,8 @@ _MAX_CLAIMED_AHEAD = 4 * MIB
 # When to ask again if the server is full: nobody knows who acknowledges when.
 _SERVER_RETRY_SECONDS = 60
 
+_LEAST_COPIES_KEPT = timedelta(hours=1)
+
 # The method of the feed row that announces a file.
 UPLOAD_METHOD = "chat_upload_receive"
 
@@ -235,12 +237,21 @@ def time_allowed(declared_bytes: int, pace: Pace) -> timedelta:
 
 def seconds_allowed(arrived: int, declared: int, pace: Pace) -> float:
     """
-    How long a body may take of which so much has arrived.
+    How long a body may take in all, once this much of it has arrived.
 
     A large one must keep the pace: its bucket stays for as long as it arrives, so who declares much
     and sends little would keep the bytes of others for days.
     """
     return time_allowed(min(declared, arrived + MAX_REQUEST_BYTES), pace).total_seconds()
+
+
+def copies_kept(sweep_interval: timedelta) -> timedelta:
+    """
+    How long the copy of a file that is being moved is kept without progress.
+
+    Long enough for the pass after the next one, because the next one may fail.
+    """
+    return max(3 * sweep_interval, _LEAST_COPIES_KEPT)
 
 
 @dataclass(frozen=True, slots=True)

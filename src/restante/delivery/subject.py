@@ -116,10 +116,17 @@ class Buckets(PartitionSubject[BucketContents]):
     name = "buckets"
     tables = ("chunks",)
 
-    def __init__(self, *, width: timedelta, ack_retention: timedelta) -> None:
+    def __init__(
+        self,
+        *,
+        width: timedelta,
+        ack_retention: timedelta,
+        sweep_interval: timedelta = timedelta(0),
+    ) -> None:
         self.table = CHUNKS
         self.width = width
         self._ack_retention = max(ack_retention, timedelta(0))
+        self._copies_kept = rules.copies_kept(sweep_interval)
 
     async def contents(
         self, connection: Connection, past: Sequence[Partition], *, now: datetime, closely: bool
@@ -165,7 +172,7 @@ class Buckets(PartitionSubject[BucketContents]):
     async def carry_out(self, step: PlanStep, partition: Partition, work: Work) -> str | None:
         assert partition.span is not None  # noqa: S101 - it is attached
         if step.action == MOVE_FILES:
-            return await _move_files(partition, work)
+            return await _move_files(partition, work, copies_kept=self._copies_kept)
         # Once it is sealed nothing can come in, and what the look finds is final.
         await partitions.seal(work.connection, partition.name)
         if await buckets.is_bucket_in_use(work.connection, partition.span):
@@ -201,7 +208,7 @@ def _held(partition: Partition, live: LiveFiles, subject: str) -> HeldSpace:
     )
 
 
-async def _move_files(partition: Partition, work: Work) -> str | None:
+async def _move_files(partition: Partition, work: Work, *, copies_kept: timedelta) -> str | None:
     """Move the files of a bucket to the current one, until none is left."""
     assert partition.span is not None  # noqa: S101 - it is attached
     to = rules.bucket_of(work.now)
@@ -210,7 +217,7 @@ async def _move_files(partition: Partition, work: Work) -> str | None:
         for file in found:
             if work.is_out_of_time:
                 return OUT_OF_TIME
-            size = await _move(file, to, work)
+            size = await _move(file, to, work, copies_kept)
             moved += size or 0
             work.moved(size or 0)
         if not moved:
@@ -220,16 +227,17 @@ async def _move_files(partition: Partition, work: Work) -> str | None:
     return None
 
 
-async def _move(file: StoredFile, to: datetime, work: Work) -> int | None:
+async def _move(file: StoredFile, to: datetime, work: Work, copies_kept: timedelta) -> int | None:
     """Move one file; returns its size, None if it is locked, or if the time is over before."""
     connection = work.connection
     if file.size <= _STEP_CHUNKS * CHUNK_BYTES:
         return await buckets.move_file(connection, file.workspace_id, file.file_id, to=to)
-    to = await buckets.begin_move(connection, file, to=to)
+    to = await buckets.begin_move(connection, file, to=to, kept=copies_kept)
     copied, chunks = await buckets.copied_chunks(connection, file, to=to), file.size / CHUNK_BYTES
     while copied < chunks:
         if work.is_out_of_time:
             return None
-        await buckets.copy_chunks(connection, file, range(copied, copied + _STEP_CHUNKS))
+        step = range(copied, copied + _STEP_CHUNKS)
+        await buckets.copy_chunks(connection, file, step, kept=copies_kept)
         copied += _STEP_CHUNKS
     return await buckets.end_move(connection, file)

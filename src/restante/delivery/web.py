@@ -1,5 +1,6 @@
 """Files are sent to a workspace, listed, fetched and acknowledged."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated
@@ -18,7 +19,7 @@ from restante.delivery.blobs import Blobs
 from restante.delivery.download import Download, entity_tag, file_headers
 from restante.delivery.ranges import matches_tag, wanted_range
 from restante.delivery.receive import Receiver
-from restante.delivery.rules import request_too_large, seconds_allowed, time_allowed
+from restante.delivery.rules import ReceivePolicy, request_too_large, seconds_allowed
 from restante.errors import (
     AddressRefused,
     BadRequest,
@@ -74,7 +75,7 @@ def _file_id(request: Request) -> FileId:
 
 
 @operation(
-    summary="What an upload can have on this server.",
+    summary="Upload limits of this server.",
     caller="anyone",
     answers={200: wire.UploadLimits},
 )
@@ -145,25 +146,27 @@ async def upload(request: Request) -> Response:
 
 def _forward(request: Request, workspace: Workspace) -> Response:
     policy = _receiver(request).policy
-    declared, pace = multipart.declared_length(request, policy), policy.pace
-    within = time_allowed(policy.max_body_bytes if declared is None else declared, pace)
-    return relay.upload(
-        request,
-        workspace,
+    limits = relay.BodyLimits(
         max_bytes=policy.max_body_bytes,
         too_large=request_too_large(policy.max_request_bytes),
-        within_seconds=within.total_seconds(),
-        idle_seconds=pace.idle_seconds,
+        within_seconds=_within_seconds(multipart.accepted_length(request, policy), policy),
+        idle_seconds=policy.pace.idle_seconds,
     )
+    return relay.upload(request, workspace, limits)
+
+
+def _within_seconds(declared: int | None, policy: ReceivePolicy) -> Callable[[int], float]:
+    """How long a body may take in all, by how many of its bytes have arrived."""
+    length = policy.max_body_bytes if declared is None else declared
+    return partial(seconds_allowed, declared=length, pace=policy.pace)
 
 
 async def _receive(
     request: Request, workspace: Workspace, source_id: WorkspaceId | None
 ) -> wire.UploadAnswer:
     receiver = _receiver(request)
-    policy, pace = receiver.policy, receiver.policy.pace
-    declared = multipart.declared_length(request, policy)
-    length = policy.max_request_bytes if declared is None else declared
+    policy = receiver.policy
+    declared = multipart.accepted_length(request, policy)
     key, now = _idempotency_key(request), datetime.now(UTC)
     ttl = query_of(request, UploadQuery).ttl_seconds
     async with receiver.receive(
@@ -175,8 +178,8 @@ async def _receive(
     ) as incoming:
         body = pieces(
             request,
-            within_seconds=partial(seconds_allowed, declared=length, pace=pace),
-            idle_seconds=pace.idle_seconds,
+            within_seconds=_within_seconds(declared, policy),
+            idle_seconds=policy.pace.idle_seconds,
         )
         await multipart.receive_files(request, body, incoming, policy)
         if not incoming.is_stored:

@@ -9,10 +9,10 @@ from starlette.types import Receive, Scope, Send
 
 from restante import wire
 from restante.errors import TooManyAtOnce
+from restante.feed.readers import LargeRoom
 from restante.feed.rules import SMALL_ANSWER_BYTES, LeftOut, Page, Query
 from restante.feed.service import Feed
 from restante.http import turns
-from restante.http.body_room import Place
 from restante.http.disconnect import aborted, disconnected, while_connected
 from restante.http.problems import json_response
 from restante.ids import WorkspaceId
@@ -60,9 +60,7 @@ class PageAnswer(Response):
         self, left_out: LeftOut, scope: Scope, receive: Receive, send: Send
     ) -> None:
         try:
-            async with self._feed.large_answers.place() as place:
-                answering = self._read_and_send(left_out, place, send)
-                await while_connected(answering, disconnected(receive))
+            await while_connected(self._read_and_send(left_out, send), disconnected(receive))
         except TooManyAtOnce as error:
             if not self._has_begun:
                 raise TooManyAtOnce(
@@ -71,12 +69,13 @@ class PageAnswer(Response):
             scope["app"].state.metrics.connections.cut_off.labels("slow_reader").inc()
             await aborted(scope, receive)
 
-    async def _read_and_send(self, left_out: LeftOut, place: Place, send: Send) -> None:
-        page = await self._feed.read_large(self._workspace_id, self._query, left_out, place)
-        await self._check_again()
-        self.headers.update(_headers(page))
-        with self._feed.answer_rate.sending(self._workspace_id):
-            await self._send(page.rows, send)
+    async def _read_and_send(self, left_out: LeftOut, send: Send) -> None:
+        async with LargeRoom(self._feed.large_answers) as room:
+            page = await self._feed.read_large(self._workspace_id, self._query, left_out, room)
+            await self._check_again()
+            self.headers.update(_headers(page))
+            with self._feed.answer_rate.sending(self._workspace_id):
+                await self._send(page.rows, send)
 
     async def _check_again(self) -> None:
         if self._query.wait_seconds:  # a token may be revoked while its request waits

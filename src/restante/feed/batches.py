@@ -6,13 +6,14 @@ What the two look at, and when they look without a wake-up, are arguments.
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from restante.errors import DatabaseUnavailable, StatementTimedOut, TooManyAtOnce
+from restante.feed.readers import LargeRoom
 from restante.feed.row_events import RowEvent
-from restante.feed.rules import LeftOut, Page, Query
+from restante.feed.rules import Page, Query
 from restante.feed.service import Feed
 from restante.feed.wakeups import Waiter
 from restante.ids import WorkspaceId
@@ -65,7 +66,7 @@ class Batches:
         self._feed = feed
         self._waiter = waiter
         self._policy = policy
-        self._place = AsyncExitStack()  # entered while rows that are large are being sent
+        self._room = LargeRoom(feed.large_events, copies=policy.copies)
         self._must_look = False  # the last look has failed
 
     async def next(self, look: Look, due_at: Callable[[], float]) -> Sequence[RowEvent] | None:
@@ -98,33 +99,25 @@ class Batches:
             return ()
 
     async def read(self, workspace_id: WorkspaceId, after_seq: int) -> Batch:
-        """Read the next page of a feed; raises TooManyAtOnce if it is large and has no place."""
+        """Read the next page of a feed; raises TooManyAtOnce if it is large and has no room."""
         policy = self._policy
         query = Query(since_seq=after_seq, limit=policy.page_rows, max_bytes=policy.page_bytes)
         page = await self._feed.read(workspace_id, query.small)
         if page.left_out:
-            page = await self._read_large(workspace_id, query, page.left_out)
+            page = await self._feed.read_large(workspace_id, query, page.left_out, self._room)
         return Batch(page, await self._feed.events_of(page.rows))
-
-    async def _read_large(self, workspace_id: WorkspaceId, query: Query, left_out: LeftOut) -> Page:
-        place = await self._place.enter_async_context(self._feed.large_events.place())
-        return await self._feed.read_large(
-            workspace_id, query, left_out, place, copies=self._policy.copies
-        )
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
         """
-        Read and send all rows in this block; it raises TooSlow when others need the place.
-
-        A place is given up by cancelling the task that took it.
+        Read and send all rows in this block; it raises TooSlow when others need the room.
         """
         try:
-            async with self._place:
+            async with self._room:
                 yield
         except TooManyAtOnce as error:
             raise TooSlow from error
 
     async def aclose(self) -> None:
-        """Give the place of the last rows back: they are sent, or the watcher has gone."""
-        await self._place.aclose()
+        """Give the room of the last rows back: they are sent, or the watcher has gone."""
+        await self._room.aclose()

@@ -36,6 +36,7 @@ from restante.http.operations import operation, parameters
 
 TAG = "events"
 
+_ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 _REFUSALS = (BadRequest, NotAuthenticated, WorkspaceUnknown, CursorGone, TooManyAtOnce)
 _HEADERS = {
     "Content-Type": "text/event-stream",
@@ -166,13 +167,12 @@ def _heartbeat(watch: Watch | WatchAll) -> bytes:
 
 
 def _block(event: RowEvent, watch: Watch | WatchAll) -> bytes:
-    """One event; stored JSON that has line breaks becomes several data lines."""
-    encoded = msgspec.json.encode(event)
-    lines = b"".join(b"data: %b\n" % line for line in encoded.splitlines())
+    """One event; line breaks of stored JSON are between its values, and become blanks."""
+    data = msgspec.json.encode(event).translate(_ON_ONE_LINE)
     head = f"event: {event.event}\n"
     if isinstance(event, wire.Event):
         head = f"id: {watch.id_after(event)}\n{head}"
-    return b"%b%b\n" % (head.encode(), lines)
+    return b"%bdata: %b\n\n" % (head.encode(), data)
 
 
 ROUTES: list[BaseRoute] = [

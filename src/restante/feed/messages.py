@@ -38,6 +38,7 @@ from restante.http.operations import (
     MAX_DEPTH,
     decoded,
     is_too_deep,
+    largest_length,
     operation,
     read_limited,
 )
@@ -118,11 +119,12 @@ class _Delivery(Response):
             self._has_begun = True
             await send(message)
 
+        size = largest_length(self._request, MAX_MESSAGE_BYTES)
         try:
-            async with _room(self._request).place(_size(self._request)) as place:
+            async with _room(self._request).place(size) as place:
                 message = await _message(self._request, await self._body(place))
                 response = await self._delivered(message)
-                place.gives_way = True  # a push workspace may be slow to take it
+                place.wait_for_client()  # a push workspace may be slow to take it
                 await response(scope, receive, answer)
         except TooManyAtOnce:
             if not self._has_begun:  # else the connection is closed: a short answer must not pass
@@ -145,15 +147,6 @@ class _Delivery(Response):
         row = message.row(self._sender)
         await _feed(self._request).append(workspace.id, row, now=datetime.now(UTC))
         return json_response(wire.Queued("queued", "poll", message.method))
-
-
-def _size(request: Request) -> int:
-    """The size of the body as it is announced, or the largest that it can have."""
-    try:
-        announced = int(request.headers["content-length"])
-    except (KeyError, ValueError):
-        return MAX_MESSAGE_BYTES
-    return min(max(announced, 0), MAX_MESSAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """
-Bounds what the readers of one workspace take from the others: connections and the event loop.
+Bounds what the readers of one workspace take from the others: connections and memory.
 
 Long scans take turns, one at a time in a workspace and a few in the process; so do reads of large
-rows, of which Postgres and we make several copies.  Large answers of a workspace share a rate.
+rows, of which Postgres and we make several copies.  Large rows have room until they are sent, and
+the large answers of a workspace share a rate.
 """
 
 import asyncio
@@ -12,12 +13,15 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from restante.database import shares
 from restante.errors import TooManyAtOnce
+from restante.http.body_room import BodyRoom
 from restante.ids import WorkspaceId
 
 # Of one process; the pool has connections left for everybody else.
 _AT_ONCE = 4
 # Of one workspace with several large answers; one alone has no limit.
 _BYTES_PER_SECOND = 64 * 1024 * 1024
+# The size of an old row is estimated, and it must have room in any case.
+_LARGEST_PAGE_BYTES = 32 * 1024 * 1024
 _MAX_QUEUE = 100  # of one workspace
 # Turns are short.  A request that gets none in this time would only make the queue longer.
 _LONGEST_QUEUE_SECONDS = 5.0
@@ -65,6 +69,27 @@ class ReadTurns:
             self._queued[workspace_id] -= 1
             if not self._queued[workspace_id]:
                 del self._queued[workspace_id], self._locks[workspace_id]
+
+
+class LargeRoom(AsyncExitStack):
+    """
+    The room for the large rows of one reader, which it has until this block ends.
+
+    It may be taken back for others.  That cancels the task in which the block is, and the block
+    then raises TooManyAtOnce.
+    """
+
+    def __init__(self, room: BodyRoom, *, copies: int = 1) -> None:
+        super().__init__()
+        self._room = room
+        self._copies = copies  # that are in memory while a row is sent
+
+    async def take(self, size: int) -> None:
+        """Take room for rows of this size, instead of what it has; raises TooManyAtOnce."""
+        await self.aclose()
+        size = self._copies * min(size, _LARGEST_PAGE_BYTES)
+        place = await self.enter_async_context(self._room.place(size))
+        await place.grow(size)
 
 
 class SharedRate:

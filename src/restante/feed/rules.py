@@ -38,7 +38,7 @@ _RFC_3339 = re.compile(
 
 
 def page_size(sent: str) -> int:
-    """How many rows a reader gets; what is no positive number counts as not sent."""
+    """How many rows a reader gets; anything but a positive number counts as not sent."""
     digits = sent.removeprefix("+").lstrip("0")
     if not (digits.isascii() and digits.isdigit()):
         return DEFAULT_PAGE

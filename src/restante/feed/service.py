@@ -14,7 +14,7 @@ from restante.database.pool import Connection, Database
 from restante.errors import DiskLow, OutcomeUnknown, ServerFull, WorkspaceUnknown
 from restante.feed import room, row_events, store
 from restante.feed.pages import Look, Reader, cursor_gone
-from restante.feed.readers import ReadTurns, SharedRate
+from restante.feed.readers import LargeRoom, ReadTurns, SharedRate
 from restante.feed.room import SenderParts
 from restante.feed.row_events import NOTIFY, RowEvent
 from restante.feed.rules import (
@@ -30,7 +30,7 @@ from restante.feed.rules import (
 from restante.feed.store import REPETITION, Appended
 from restante.feed.total import FeedTotal, TotalLimit
 from restante.feed.wakeups import Wakeups
-from restante.http.body_room import BodyRoom, Place
+from restante.http.body_room import BodyRoom
 from restante.ids import ActivityId, WorkspaceId, new_activity_id
 from restante.retention.disk import Disk
 from restante.workspaces import store as workspaces
@@ -40,11 +40,9 @@ log = structlog.get_logger()
 # So that those who watch all workspaces leave connections to everybody else.
 _READS_OF_ALL = 2
 # Large rows that are being sent, to readers and to watchers, of all workspaces.  A client with
-# 512 KiB/s gets the largest row in the time that its place is sure.
+# 512 KiB/s gets the largest row in the time for which it is guaranteed its room.
 _LARGE_BYTES = 256 * 1024 * 1024
-_SURE_SECONDS = 30.0
-# The size of an old row is an estimate, and a place for it must be possible.
-_LARGEST_PAGE_BYTES = 32 * 1024 * 1024
+_GUARANTEED_SECONDS = 30.0
 
 
 class Feed:
@@ -62,8 +60,8 @@ class Feed:
         self._scans = ReadTurns("search rows")
         self._parts = SenderParts(db, self._scans)
         # Separate, so that watchers cannot keep the workspace from polling.
-        self.large_answers = BodyRoom(_LARGE_BYTES, sure_seconds=_SURE_SECONDS)
-        self.large_events = BodyRoom(_LARGE_BYTES, sure_seconds=_SURE_SECONDS)
+        self.large_answers = BodyRoom(_LARGE_BYTES, guaranteed_seconds=_GUARANTEED_SECONDS)
+        self.large_events = BodyRoom(_LARGE_BYTES, guaranteed_seconds=_GUARANTEED_SECONDS)
         self.answer_rate = SharedRate()
         self._large_reads = ReadTurns("read large rows")
         self.reads_of_all = asyncio.Semaphore(_READS_OF_ALL)
@@ -178,20 +176,16 @@ class Feed:
         workspace_id: WorkspaceId,
         query: Query,
         left_out: LeftOut,
-        place: Place,
-        *,
-        copies: int = 1,
+        room: LargeRoom,
     ) -> Page:
         """
-        Read a page of which rows were left out, when there is room for so many copies of it.
+        Read a page of which rows were left out, when there is room for it.
 
-        The place must be kept until the page is sent.  Raises TooManyAtOnce and CursorGone.
+        The room must be kept until the page is sent.  Raises TooManyAtOnce and CursorGone.
         """
-        room = 0
         while True:
-            wanted = copies * min(left_out.page_bytes, _LARGEST_PAGE_BYTES)
-            await place.grow(max(wanted - room, 0))
-            room, sized = wanted, query.with_room(left_out.page_bytes)
+            await room.take(left_out.page_bytes)
+            sized = query.with_room(left_out.page_bytes)
             page = (await self._search(workspace_id, sized, after_seq=left_out.after_seq)).page
             # A larger row may have come to the front meanwhile.
             if page.rows or page.left_out is None:

@@ -43,7 +43,7 @@ _LARGEST_LOOKED_AT = 200
 _WORKSPACES_PER_LOOK = 1000
 # A sender with more rows than these is not found out by its older ones.
 _ROWS_PER_PART = 200_000
-# The ids of rows of one time are made within this; so many rows are looked at.
+# Rows of one time have ids made within this span; at most this many of them are read.
 _AROUND = timedelta(milliseconds=2)
 _ROWS_AROUND = 1000
 _LAGS_SHOWN = 20

@@ -9,6 +9,12 @@ from restante.errors import UploadTooSlow
 from restante.http import turns
 
 
+def declared_length(request: Request) -> int | None:
+    """The Content-Length; None if it is missing or is not a number."""
+    text = request.headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
 async def pieces(
     request: Request, *, within_seconds: Callable[[int], float], idle_seconds: float
 ) -> AsyncIterator[bytes]:

@@ -1,9 +1,9 @@
 """
 Room for large bodies: all of them together take a bounded part of the memory.
 
-A body that does not fit waits for a moment, and then is refused.  Who has least of the room is
-next.  A body has its room for a few seconds in any case, which is enough for what arrives fast.
-After that it gives way to those who wait, as long as it waits for its sender or its receiver: slow
+A body that does not fit waits for a moment, and then is refused.  The next one is of the caller
+that has least of the room, and the smallest of those.  A body keeps its room while it arrives fast.
+After that it gives way to those that wait, as long as it waits for its sender or its receiver: slow
 ones do not keep others out.
 """
 
@@ -21,7 +21,9 @@ _MAX_BYTES = 64 * 1024 * 1024
 # A body up to this size takes no room; how many of them a caller sends at once is limited.
 SMALL_BYTES = 64 * 1024
 _LONGEST_WAIT_SECONDS = 5.0
-_SURE_SECONDS = 5.0
+# A whole body is guaranteed its room for this time, and a part of it for that part of the time.
+_GUARANTEED_SECONDS = 5.0
+_GRACE_SECONDS = 0.5
 _RETRY_AFTER_SECONDS = 5
 
 
@@ -30,7 +32,7 @@ class Place:
     """One body, which may have room, or wait for it."""
 
     room: "BodyRoom"
-    size: int
+    size: int  # when it is whole
     caller: Hashable
     limit: asyncio.Timeout
     arrived: int = 0
@@ -46,6 +48,18 @@ class Place:
         if self.arrived > SMALL_BYTES and not self.given.done():
             await self.room.enter(self)
 
+    def wait_for_client(self) -> None:
+        """Give way from now on: only a client is waited for."""
+        self.gives_way = True
+        self.room.arrange()
+
+    @property
+    def guaranteed_until(self) -> float:
+        """A sender that stands still does not keep the room that it has announced."""
+        seconds = self.room.guaranteed_seconds
+        grace = min(_GRACE_SECONDS, seconds)
+        return self.since + max(grace, seconds * min(self.arrived / self.size, 1))
+
 
 class BodyRoom:
     """Who has room, and who waits for it."""
@@ -54,19 +68,25 @@ class BodyRoom:
         self,
         max_bytes: int = _MAX_BYTES,
         *,
-        sure_seconds: float = _SURE_SECONDS,
+        guaranteed_seconds: float = _GUARANTEED_SECONDS,
         longest_wait_seconds: float = _LONGEST_WAIT_SECONDS,
     ) -> None:
         self._free = max_bytes
-        self._sure_seconds = sure_seconds
+        self.guaranteed_seconds = guaranteed_seconds
         self._longest_wait_seconds = longest_wait_seconds
-        self._inside: list[Place] = []  # by the time of their entry
+        self._inside: list[Place] = []
         self._waiting: list[Place] = []
+        self._timer: asyncio.TimerHandle | None = None
         self.decoding = asyncio.Lock()  # for what takes a multiple of a body's size
 
     @property
     def free_bytes(self) -> int:
         return self._free
+
+    @property
+    def waiting(self) -> int:
+        """How many bodies wait for room."""
+        return len(self._waiting)
 
     @asynccontextmanager
     async def place(self, size: int) -> AsyncIterator[Place]:
@@ -86,41 +106,50 @@ class BodyRoom:
     async def enter(self, place: Place) -> None:
         """Wait for room; raises TooManyAtOnce."""
         self._waiting.append(place)
-        self._give()
-        if not place.given.done():
-            turns.pause()
-            try:
-                await self._until_given(place)
-            finally:
-                if place in self._waiting:
-                    self._waiting.remove(place)
-            await turns.resume()
+        self.arrange()
+        if place.given.done():
+            return
+        turns.pause()
+        try:
+            async with asyncio.timeout(self._longest_wait_seconds):
+                await asyncio.shield(place.given)
+        except TimeoutError as error:
+            raise _refusal("Too many large bodies are on their way.") from error
+        finally:
+            if place in self._waiting:
+                self._waiting.remove(place)
+        await turns.resume()
 
-    async def _until_given(self, place: Place) -> None:
+    def arrange(self) -> None:
+        """Give free room away, and end bodies that have had their time for all that wait."""
+        self._give()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._waiting:
+            return
         loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._longest_wait_seconds
-        while not place.given.done():
-            seconds = min(ends_at, self._make_way(place.size, now=loop.time())) - loop.time()
-            await asyncio.wait({place.given}, timeout=max(seconds, 0))
-            if not place.given.done() and loop.time() >= ends_at:
-                raise _refusal("Too many large bodies are on their way.")
+        due_at = self._make_way(sum(one.size for one in self._waiting), now=loop.time())
+        if due_at < math.inf:
+            self._timer = loop.call_at(due_at, self.arrange)
 
     def _make_way(self, size: int, *, now: float) -> float:
         """End those that have had their time, until there is room; when the next one has."""
-        coming = self._free
-        for one in (one for one in self._inside if one.gives_way):
+        ending = [one for one in self._inside if one.limit.expired()]
+        coming = self._free + sum(one.size for one in ending)
+        others = (one for one in self._inside if one.gives_way and one not in ending)
+        for one in sorted(others, key=lambda one: one.guaranteed_until):
             if coming >= size:
-                return math.inf
-            if one.since + self._sure_seconds > now:
-                return one.since + self._sure_seconds
+                break
+            if one.guaranteed_until > now:
+                return one.guaranteed_until
             coming += one.size
-            if not one.limit.expired():
-                one.limit.reschedule(now)
+            one.limit.reschedule(now)
         return math.inf
 
     def _give(self) -> None:
         while fitting := [one for one in self._waiting if one.size <= self._free]:
-            one = min(fitting, key=self._has)
+            one = min(fitting, key=lambda one: (self._has(one), one.size))
             self._waiting.remove(one)
             self._free -= one.size
             one.since = asyncio.get_running_loop().time()
@@ -134,7 +163,7 @@ class BodyRoom:
         if place in self._inside:
             self._inside.remove(place)
             self._free += place.size
-            self._give()
+            self.arrange()
 
 
 def _refusal(why: str) -> TooManyAtOnce:

@@ -1,5 +1,5 @@
 """
-Notices that the client has gone.
+Notices that the client has gone, and refuses WebSockets.
 
 After a disconnect a bare ASGI `send` succeeds silently, so a handler that takes time must watch
 `receive` while it works.
@@ -10,8 +10,13 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import structlog
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import Receive, Scope
+from starlette.websockets import WebSocket
+
+log = structlog.get_logger()
 
 Result = TypeVar("Result")
 
@@ -39,6 +44,15 @@ async def aborted(scope: Scope, receive: Receive) -> None:
         raise ClientDisconnect
     transport.abort()
     await disconnected(receive)
+
+
+async def refuse_websocket(
+    websocket: WebSocket, receive: Receive, response: Response, *, code: str
+) -> None:
+    """Refuse a WebSocket before its route; Starlette's error handlers answer HTTP only."""
+    log.info("websocket_refused", code=code, status=response.status_code)
+    await websocket.send_denial_response(response)
+    await refusal_read(receive)
 
 
 async def refusal_read(receive: Receive) -> None:

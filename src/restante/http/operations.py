@@ -9,12 +9,13 @@ from functools import lru_cache
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
-from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from restante.errors import BadRequest, MessageTooLarge, RestanteError, UploadTooSlow
 from restante.http import surrogates, turns
+from restante.http.bodies import declared_length
+from restante.http.body_room import BodyRoom
 from restante.http.weights import Weight
 from restante.ids import as_uuid
 from restante.text import printable
@@ -97,8 +98,29 @@ async def json_body(
     max_bytes: int = SMALL_JSON_BYTES,
     on_bytes: OnBytes = _ignore,
 ) -> T:
-    """Decode the body; raises BadRequest with the field's name, or MessageTooLarge."""
-    return _decoded(await read_limited(request, max_bytes=max_bytes, on_bytes=on_bytes), shape)
+    """
+    Decode the body; raises BadRequest with the field's name, or MessageTooLarge.
+
+    Raises TooManyAtOnce if there is no room for a large one.
+    """
+    async with _room(request).place(largest_length(request, max_bytes)) as place:
+
+        async def on_piece(size: int) -> None:
+            await on_bytes(size)
+            await place.grow(size)
+
+        body = await read_limited(request, max_bytes=max_bytes, on_bytes=on_piece)
+    return _decoded(body, shape)
+
+
+def _room(request: Request) -> BodyRoom:
+    return request.app.state.body_room
+
+
+def largest_length(request: Request, max_bytes: int) -> int:
+    """The size of the body as it is declared, or the largest that it can have."""
+    declared = declared_length(request)
+    return max_bytes if declared is None else min(declared, max_bytes)
 
 
 async def read_limited(
@@ -136,7 +158,7 @@ class _Deadline:
         self.idle.reschedule(None)
 
     def renew(self, arrived: int) -> None:
-        """So much has arrived, and more is waited for."""
+        """Wait for more, after this many bytes."""
         self._seconds = self._pace.total_seconds + arrived / self._pace.bytes_per_second
         self.total.reschedule(self._started_at + self._seconds)
         self.idle.reschedule(asyncio.get_running_loop().time() + self._pace.idle_seconds)
@@ -201,17 +223,19 @@ def decoded(body: bytes, shape: Any) -> tuple[Any, bytes]:
     Raises BadRequest if it is not JSON, and msgspec's ValidationError if it has another shape.
     """
     try:
-        try:
-            return msgspec.json.decode(body, type=shape), body
-        except msgspec.ValidationError:
+        return _parsed(body, shape), body
+    except BadRequest:
+        if (whole := surrogates.mended(body)) is None:
             raise
-        except msgspec.DecodeError:
-            if (whole := surrogates.mended(body)) is None:
-                raise
-            return msgspec.json.decode(whole, type=shape), whole
-    except msgspec.ValidationError:
-        raise
+    return _parsed(whole, shape), whole
+
+
+def _parsed(body: bytes, shape: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if isinstance(error, msgspec.ValidationError):
+            raise
         raise BadRequest("The body is not valid JSON.") from error
 
 
@@ -243,11 +267,15 @@ def _has_uuid(described: msgspec.inspect.Type) -> bool:
     return isinstance(described, msgspec.inspect.UUIDType)
 
 
-def parameters(connection: HTTPConnection) -> QueryParams:
-    """The query, parsed unless it is too long; `query_of` is for more than one of them."""
+def parameters(connection: HTTPConnection) -> dict[str, str]:
+    """
+    The query, parsed unless it is too long; `query_of` is for more than one of them.
+
+    Of several parameters with one name the first counts, as it does for Go's servers.
+    """
     if len(connection.scope["query_string"]) > MAX_QUERY_BYTES:
         raise BadRequest(f"The query is too long: at most {MAX_QUERY_BYTES} bytes.")
-    return connection.query_params
+    return dict(reversed(connection.query_params.multi_items()))
 
 
 def query_of(request: Request, shape: type[T]) -> T:

@@ -8,7 +8,6 @@ so there the server must look at the origin.  Programs send no `Origin`, and not
 
 from collections.abc import Collection, Iterable
 
-import structlog
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -17,22 +16,23 @@ from starlette.websockets import WebSocket
 
 from restante.errors import OriginRefused
 from restante.http import problems
-from restante.http.disconnect import refusal_read
+from restante.http.disconnect import refuse_websocket
 from restante.http.operations import operation_of
-from restante.text import printable
-
-log = structlog.get_logger()
+from restante.text import MAX_QUOTED, printable
 
 # An origin that is taken off the list is refused at its next preflight, this much later.
 _PREFLIGHT_SECONDS = 600
 
-_READ_ALWAYS = ("Authorization", "Content-Type", "X-Request-ID")
+# Libraries for server-sent events add Cache-Control, which no route reads.
+_ALLOWED_ALWAYS = ("Authorization", "Cache-Control", "Content-Type", "X-Request-ID")
 _SENT_ANYWHERE = ("Content-Range", "Retry-After", "WWW-Authenticate", "X-Request-ID")
 _VARY = (b"vary", b"Origin")
 
 _ASKED_METHOD = "access-control-request-method"
 _ASKED_PRIVATE = "access-control-request-private-network"
-_MAX_SHOWN = 100
+_ALLOWED = 204
+
+PREFLIGHT_STATUSES = (_ALLOWED, problems.STATUS[OriginRefused])
 
 
 class CrossOrigin:
@@ -50,7 +50,7 @@ class CrossOrigin:
         sent = {name for _, operation in described for name in operation.answer_headers}
         self._preflight = {
             "Access-Control-Allow-Methods": _list(methods),
-            "Access-Control-Allow-Headers": _list(read.union(_READ_ALWAYS)),
+            "Access-Control-Allow-Headers": _list(read.union(_ALLOWED_ALWAYS)),
             "Access-Control-Max-Age": str(_PREFLIGHT_SECONDS),
         }
         exposed = _list(sent.union(_SENT_ANYWHERE)).encode()
@@ -79,7 +79,7 @@ class CrossOrigin:
         headers = dict(self._preflight)
         if to_private:
             headers["Access-Control-Allow-Private-Network"] = "true"
-        return Response(status_code=204, headers=headers)
+        return Response(status_code=_ALLOWED, headers=headers)
 
 
 def _list(names: Iterable[str]) -> str:
@@ -98,7 +98,7 @@ def is_same_origin(origin: str, host: str | None) -> bool:
 
 
 def _refusal(origin: str) -> OriginRefused:
-    shown = printable(origin, max_length=_MAX_SHOWN)
+    shown = printable(origin, max_length=MAX_QUOTED)
     return OriginRefused(f"The operator of this server has not listed {shown} as an origin.")
 
 
@@ -118,18 +118,12 @@ class OriginChecks:
             answer = self._cross_origin.preflight(origin, to_private=to_private)
             await answer(scope, receive, send)
         else:
-            await _refuse(WebSocket(scope, receive, send), _refusal(origin))
-            await refusal_read(receive)
+            refusal, websocket = _refusal(origin), WebSocket(scope, receive, send)
+            response = await problems.on_restante_error(websocket, refusal)
+            await refuse_websocket(websocket, receive, response, code=refusal.code)
 
     def _may_pass(self, origin: str, scope: Scope) -> bool:
         headers = Headers(scope=scope)
         if scope["type"] == "http":
             return scope["method"] != "OPTIONS" or _ASKED_METHOD not in headers
         return self._cross_origin.allows(origin) or is_same_origin(origin, headers.get("host"))
-
-
-async def _refuse(websocket: WebSocket, refusal: OriginRefused) -> None:
-    """Starlette's error handlers answer HTTP only."""
-    response = await problems.on_restante_error(websocket, refusal)
-    log.info("websocket_refused", code=refusal.code, status=response.status_code)
-    await websocket.send_denial_response(response)

@@ -57,7 +57,8 @@ STATUS: Mapping[type[RestanteError], int] = {
 
 _OUR_FAULT = 500  # and above
 
-_HTTP_CODES = {404: "no_such_route", 405: "method_not_allowed"}
+NO_SUCH_ROUTE = "no_such_route"
+_HTTP_CODES = {404: NO_SUCH_ROUTE, 405: "method_not_allowed"}
 _HTTP_SENTENCES = {
     404: "There is nothing at this address.",
     405: "This address does not take that method.",
@@ -108,7 +109,7 @@ def _headers(error: RestanteError) -> dict[str, str]:
     return headers
 
 
-async def on_http_exception(request: Request, error: Exception) -> Response:
+async def on_http_exception(request: HTTPConnection, error: Exception) -> Response:
     """What the router refuses, in the same shape as our own errors."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this type
     status = error.status_code
@@ -123,7 +124,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     return json_response(body, status, headers)
 
 
-def _allowed(request: Request) -> str:
+def _allowed(request: HTTPConnection) -> str:
     """Every method of the address; the router knows only those of the first matching route."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     found = {

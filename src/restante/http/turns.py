@@ -93,8 +93,9 @@ class Turns:
 
     def _forget(self, caller: _Caller) -> None:
         is_idle = not caller.running and all(one.done() for one in caller.queue)
-        if is_idle and not caller.is_in_rotation:
-            self._callers.pop(caller.name, None)
+        # It may have been forgotten already, and be back as another one of the same name.
+        if is_idle and not caller.is_in_rotation and self._callers.get(caller.name) is caller:
+            del self._callers[caller.name]
 
 
 class Turn:

@@ -21,7 +21,7 @@ from restante.feed.wakeups import Wakeups
 from restante.http import problems
 from restante.http.body_room import BodyRoom
 from restante.http.operations import JsonPace
-from restante.http.origins import CrossOrigin
+from restante.http.origins import PREFLIGHT_STATUSES, CrossOrigin
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
 from restante.retention.disk import Disk
@@ -105,6 +105,7 @@ def build(services: Services) -> Starlette:
         requests.expect(method, path_label(path), statuses)
     for method in METHODS:
         requests.expect(method, UNMATCHED, (slashes.REPEAT_ELSEWHERE, 404))
+    requests.expect("OPTIONS", UNMATCHED, PREFLIGHT_STATUSES)
     return app
 
 

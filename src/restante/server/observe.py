@@ -27,7 +27,7 @@ log = structlog.get_logger()
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROBE = "probe"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-UNMATCHED = "unmatched"  # any address that is no route; a raw URL never becomes a label
+UNMATCHED = "unmatched"  # any address without a route; a raw URL never becomes a label
 
 # The client went away before an answer began; proxies use this number too.
 CLIENT_CLOSED_REQUEST = 499
@@ -58,7 +58,7 @@ class _Answer:
             headers["X-Request-ID"] = self.request_id
             headers.raw.extend(self.cross_origin)
             if getattr(self.transport, "body_is_due", False):
-                headers["Connection"] = "close"  # the rest of the body is no next request
+                headers["Connection"] = "close"  # the rest of the body is not a request
         await self.raw_send(message)
 
 

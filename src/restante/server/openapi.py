@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from string import Template
 from typing import Any
 
 import msgspec
@@ -179,8 +178,7 @@ def _operation(one: Described, types: Mapping[Any, Json], limits: wire.UploadLim
         "security": _security(operation),
     }
     if operation.details:
-        facts = msgspec.structs.asdict(limits)
-        found["description"] = Template(operation.details).substitute(facts)
+        found["description"] = _with_limits(operation.details, limits)
     if operation.body:
         found["requestBody"] = {
             "required": True,
@@ -192,6 +190,13 @@ def _operation(one: Described, types: Mapping[Any, Json], limits: wire.UploadLim
             "content": {"multipart/form-data": {"schema": _FILES}},
         }
     return found
+
+
+def _with_limits(details: str, limits: wire.UploadLimits) -> str:
+    """The sentences with the server's limits; any other `$` stays as it is."""
+    for name, value in msgspec.structs.asdict(limits).items():
+        details = details.replace(f"${name}", str(value))
+    return details
 
 
 _FILES: Json = {

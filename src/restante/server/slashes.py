@@ -1,10 +1,15 @@
-"""An address that was written with a slash at its end."""
+"""Addresses that no route has, such as one with a slash at its end."""
 
 from urllib.parse import quote
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from restante.http import problems
+from restante.http.disconnect import refuse_websocket
 
 # The client repeats the request as it was, with its method and body.
 REPEAT_ELSEWHERE = 307
@@ -12,7 +17,7 @@ REPEAT_ELSEWHERE = 307
 
 def redirecting(router: Router) -> ASGIApp:
     """
-    What answers for addresses that are no route: some are a route but for slashes at the end.
+    What answers for unknown addresses: some are a route but for slashes at the end.
 
     Starlette's own redirect is absolute.  Behind a proxy that ends TLS it would send the client,
     and its token, to `http`; and the host in it is whatever the client has sent.
@@ -22,10 +27,17 @@ def redirecting(router: Router) -> ASGIApp:
         if scope["type"] == "http" and scope["path"].endswith("/") and _is_route(router, scope):
             response = Response(status_code=REPEAT_ELSEWHERE, headers={"Location": _target(scope)})
             await response(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await _refuse(WebSocket(scope, receive, send), receive)
         else:
             await router.not_found(scope, receive, send)
 
     return answer
+
+
+async def _refuse(websocket: WebSocket, receive: Receive) -> None:
+    response = await problems.on_http_exception(websocket, HTTPException(404))
+    await refuse_websocket(websocket, receive, response, code=problems.NO_SUCH_ROUTE)
 
 
 def _is_route(router: Router, scope: Scope) -> bool:

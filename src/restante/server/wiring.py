@@ -13,7 +13,6 @@ import msgspec
 import structlog
 from starlette.applications import Starlette
 
-from restante import wire
 from restante.database import migrate
 from restante.database.listener import Listener
 from restante.database.pool import Database
@@ -21,11 +20,9 @@ from restante.database.rules import Phase
 from restante.delivery.admin import UploadAdmin
 from restante.delivery.blobs.postgres import PostgresBlobs
 from restante.delivery.receive import Receiver
-from restante.delivery.rules import MAX_FILES_PER_REQUEST, Pace, Quota, ReceivePolicy
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
 from restante.errors import DatabaseFull
 from restante.feed.batches import WatchPolicy
-from restante.feed.rules import WriteLimits
 from restante.feed.service import Feed
 from restante.feed.subject import CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
@@ -38,10 +35,9 @@ from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres
 from restante.retention import store as retention, upkeep
 from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount, SpaceSamples
-from restante.retention.store import RetentionSettings
 from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep
-from restante.server import admin_token, app, jobs, logs
+from restante.server import admin_token, app, jobs, logs, policies
 from restante.server.app import Services
 from restante.server.connections import ConnectionLimits, Connections, limits_within_open_files
 from restante.server.health import Readiness
@@ -49,7 +45,7 @@ from restante.server.listener import HttpServer, address_of, is_loopback, listen
 from restante.server.loops import Loops
 from restante.server.metrics import Metrics
 from restante.server.stopping import StopOnSignal, stop_serving
-from restante.settings import Settings, allowed_origins, variable
+from restante.settings import Settings, allowed_origins
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.push import Push
@@ -58,9 +54,6 @@ from restante.workspaces.registry import Registry
 from restante.workspaces.subject import RemovedWorkspaces
 
 log = structlog.get_logger()
-
-_ANSWERS_KEPT = timedelta(days=1)
-_LEAST_STORED_BYTES = 256 * 1024 * 1024
 
 _LAST_NOTIFICATION_SECONDS = 0.5
 
@@ -112,7 +105,7 @@ def http_server(settings: Settings, web: Starlette, *, on_ready: Callable[[], No
 async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path | None]]:
     """Everything but the socket: database, migrations, loops, and the web application."""
     directory = data_directory(settings)
-    _warn_of_small_quotas(settings)
+    policies.warn_of_small_quotas(settings)
     async with AsyncExitStack() as stack:
         dsn = await stack.enter_async_context(_own_database(settings, directory))
         token, token_file = _admin_token(settings, directory)
@@ -159,7 +152,8 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
             sweep_of(db, subjects, disk),
             SpaceAccount(db, subjects, disk),
             UploadAdmin(
-                receiver_of(settings, db, wakeups, disk), ack_retention=_ack_retention(settings)
+                receiver_of(settings, db, wakeups, disk),
+                ack_retention=policies.ack_retention(settings),
             ),
         )
         await wakeups.notify_others()  # the readers wait at the servers
@@ -191,7 +185,7 @@ async def _prepare_to_store(settings: Settings, services: Services, subjects: Su
 async def save_retention(settings: Settings, db: Database) -> None:
     """Save the retention of this server, for commands that run beside it."""
     async with db.connection() as connection:
-        await retention.save_settings(connection, _retention_settings(settings))
+        await retention.save_settings(connection, policies.retention_settings(settings))
 
 
 async def with_saved_retention(
@@ -214,20 +208,9 @@ async def with_saved_retention(
     return msgspec.structs.replace(settings, **changes)
 
 
-def _retention_settings(settings: Settings) -> RetentionSettings:
-    return RetentionSettings(
-        ack=timedelta(seconds=settings.ack_retention_seconds),
-        feed=timedelta(days=settings.feed_retention_days),
-    )
-
-
-def _ack_retention(settings: Settings) -> timedelta:
-    return max(_retention_settings(settings).ack, timedelta(0))
-
-
 def subjects_of(settings: Settings, disk: Disk | None = None) -> Subjects:
     """Everything that is kept bounded, in the order in which a sweep handles it."""
-    ack, feed = _ack_retention(settings), _retention_settings(settings).feed
+    ack, feed = policies.ack_retention(settings), policies.retention_settings(settings).feed
     limit = _feed_limit(settings, disk)
     return Subjects(
         DueUploads(ack_retention=ack),
@@ -236,7 +219,11 @@ def subjects_of(settings: Settings, disk: Disk | None = None) -> Subjects:
         RemovedWorkspaces(retention=feed),
         SpaceSamples(),
         CrowdedFeeds(limit),
-        Buckets(width=timedelta(seconds=settings.bucket_seconds), ack_retention=ack),
+        Buckets(
+            width=timedelta(seconds=settings.bucket_seconds),
+            ack_retention=ack,
+            sweep_interval=timedelta(seconds=settings.sweep_interval_seconds),
+        ),
         FeedPartitions(retention=feed, limit=limit),
         MessageIds(),
     )
@@ -296,7 +283,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
             disk=disk,
         ),
         push=push,
-        feed=Feed(db, wakeups, _write_limits(settings), disk, _feed_limit(settings, disk)),
+        feed=Feed(db, wakeups, policies.write_limits(settings), disk, _feed_limit(settings, disk)),
         watch_policy=WatchPolicy(),
         wakeups=wakeups,
         message_rate=Rate(settings.messages_per_minute, settings.message_bytes_per_minute),
@@ -304,80 +291,18 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         blobs=receiver.blobs,
         sweep=sweep_of(db, subjects, disk),
         space=SpaceAccount(db, subjects, disk),
-        ack_retention=_ack_retention(settings),
+        ack_retention=policies.ack_retention(settings),
         staging_enabled=settings.staging,
         serve_acked=settings.serve_acked,
-        upload_limits=upload_limits(settings),
+        upload_limits=policies.upload_limits(settings),
         origins=allowed_origins(settings, on_loopback=is_loopback(settings.host)),
     )
 
 
-def upload_limits(settings: Settings) -> wire.UploadLimits:
-    """What one file and one request can have: a quota may be smaller than the limit."""
-    room = min(_quotas(settings).values())
-    return wire.UploadLimits(
-        per_file_bytes=min(settings.max_file_bytes, room),
-        per_request_bytes=min(settings.max_request_bytes, room),
-        max_attachments_per_message=MAX_FILES_PER_REQUEST,
-    )
-
-
-def _quotas(settings: Settings) -> dict[str, int]:
-    """The quotas that a single file takes room in."""
-    return {
-        "workspace_max_bytes": settings.workspace_max_bytes,
-        "workspace_max_written_bytes": settings.workspace_max_written_bytes,
-        "server_max_bytes": settings.server_max_bytes,
-        "server_max_stored_bytes": _max_stored_bytes(settings),
-    }
-
-
-def _warn_of_small_quotas(settings: Settings) -> None:
-    for name, quota in _quotas(settings).items():
-        if quota < settings.max_file_bytes:
-            log.warning(
-                "file_limit_above_quota",
-                reason=f"A file of {variable('max_file_bytes')} never fits: "
-                f"{variable(name)} is smaller.",
-                limit=settings.max_file_bytes,
-                quota=quota,
-            )
-
-
 def receiver_of(settings: Settings, db: Database, wakeups: Wakeups, disk: Disk) -> Receiver:
     """What receives files, with the quotas and limits of the settings."""
-    policy = ReceivePolicy(
-        ttl=timedelta(seconds=settings.upload_ttl_seconds),
-        ttl_min=timedelta(seconds=settings.upload_ttl_min_seconds),
-        ttl_max=timedelta(seconds=settings.upload_ttl_max_seconds),
-        quota=Quota(settings.workspace_max_bytes, settings.workspace_max_files),
-        server_quota=Quota(settings.server_max_bytes, settings.server_max_files),
-        server_max_stored_bytes=_max_stored_bytes(settings),
-        answers_kept=_ANSWERS_KEPT,
-        pace=Pace(
-            settings.upload_grace_seconds,
-            settings.upload_min_bytes_per_second,
-            settings.upload_idle_seconds,
-        ),
-        max_file_bytes=settings.max_file_bytes,
-        max_request_bytes=settings.max_request_bytes,
-    )
-    limits = _write_limits(settings)
+    policy, limits = policies.receive_policy(settings), policies.write_limits(settings)
     return Receiver(db, PostgresBlobs(db), wakeups, policy, limits=limits, disk=disk)
-
-
-def _max_stored_bytes(settings: Settings) -> int:
-    """Unless set, as much again as may wait; empty partitions have a few pages too."""
-    default = max(2 * settings.server_max_bytes, _LEAST_STORED_BYTES)
-    return settings.server_max_stored_bytes or default
-
-
-def _write_limits(settings: Settings) -> WriteLimits:
-    return WriteLimits(
-        max_written_bytes=settings.workspace_max_written_bytes,
-        max_feed_bytes=settings.workspace_max_feed_bytes,
-        feed_retention=_retention_settings(settings).feed,
-    )
 
 
 def _feed_limit(settings: Settings, disk: Disk | None) -> TotalLimit:

@@ -88,7 +88,11 @@ class WorkspaceChanges(Struct, frozen=True):
     url: str | None = None
     delivery_mode: Literal["poll", "push", ""] | None = None
     parent_id: Annotated[
-        UUID | UnsetType | None, Meta(description="Null: it has no parent any more.")
+        str | UnsetType | None,
+        Meta(
+            description="Null: it has no parent any more; empty: it keeps the one that it has.",
+            extra_json_schema={"format": "uuid"},
+        ),
     ] = UNSET
 
 

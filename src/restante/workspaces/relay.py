@@ -1,8 +1,9 @@
 """Forwards requests to push-mode workspaces and relays their answers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
@@ -27,27 +28,23 @@ log = structlog.get_logger()
 _FORWARDED = ("Content-Type", "Content-Length")
 
 
-def upload(  # noqa: PLR0913 - each argument is one fact, named by its caller
-    request: Request,
-    workspace: Workspace,
-    *,
-    max_bytes: int,
-    too_large: RequestTooLarge,
-    within_seconds: float,
-    idle_seconds: float,
-) -> Response:
-    """Forward a body as it arrives; only its length and its speed are checked here."""
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """What is checked of a body that is forwarded: its length and its speed."""
+
+    max_bytes: int
+    too_large: RequestTooLarge
+    within_seconds: Callable[[int], float]  # in all, by how many bytes have arrived
+    idle_seconds: float
+
+
+def upload(request: Request, workspace: Workspace, limits: BodyLimits) -> Response:
+    """Forward a body as it arrives."""
     push: Push = request.app.state.push
-    body = _Body(
-        request,
-        workspace,
-        max_bytes=max_bytes,
-        too_large=too_large,
-        within_seconds=within_seconds,
-        idle_seconds=idle_seconds,
-    )
+    body = _Body(request, workspace, limits)
     headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
-    call = push.upload(workspace, body, headers=headers, within_seconds=within_seconds)
+    longest = limits.within_seconds(limits.max_bytes)
+    call = push.upload(workspace, body, headers=headers, within_seconds=longest)
     return _Relay(body, call)
 
 
@@ -57,7 +54,7 @@ def message(
     """Forward a message that has arrived and been checked; the operator's has no sender."""
     push: Push = request.app.state.push
     call = push.message(workspace, body, sender=sender)
-    return _Relay(_Body(request, workspace, has_ended=True), call)
+    return _Relay(_Body(request, workspace, None), call)
 
 
 def log_refusal(workspace: Workspace, refusal: RestanteError) -> None:
@@ -68,25 +65,11 @@ def log_refusal(workspace: Workspace, refusal: RestanteError) -> None:
 class _Body:
     """A request's body as it arrives; at most one piece is read ahead."""
 
-    def __init__(  # noqa: PLR0913 - each argument is one fact, named by its caller
-        self,
-        request: Request,
-        workspace: Workspace,
-        *,
-        max_bytes: int = 0,
-        too_large: RequestTooLarge | None = None,
-        within_seconds: float = 0,
-        idle_seconds: float = 0,
-        has_ended: bool = False,
-    ) -> None:
+    def __init__(self, request: Request, workspace: Workspace, limits: BodyLimits | None) -> None:
         self._request = request
         self._workspace = workspace
-        self._max_bytes = max_bytes
-        self._too_large = too_large
-        self._within_seconds = within_seconds
-        self._idle_seconds = idle_seconds
+        self._limits = limits  # None: it has been read
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._has_ended = has_ended
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while (piece := await self._pieces.get()) is not None:
@@ -95,27 +78,27 @@ class _Body:
 
     async def receive(self) -> None:
         """Read until the client has gone; raises what is wrong with the body."""
-        if not self._has_ended:
+        if self._limits:
             try:
-                await self._read()
+                await self._read(self._limits)
             except (UploadTooSlow, RequestTooLarge) as refusal:
                 log_refusal(self._workspace, refusal)
                 raise
         await disconnected(self._request.receive)
 
-    async def _read(self) -> None:
-        received, ends_at = 0, asyncio.get_running_loop().time() + self._within_seconds
+    async def _read(self, limits: BodyLimits) -> None:
+        received, began_at = 0, asyncio.get_running_loop().time()
         async for piece in pieces(
             self._request,
-            within_seconds=lambda _: self._within_seconds,
-            idle_seconds=self._idle_seconds,
+            within_seconds=limits.within_seconds,
+            idle_seconds=limits.idle_seconds,
         ):
             received += len(piece)
-            if received > self._max_bytes and self._too_large:
-                raise self._too_large
+            if received > limits.max_bytes:
+                raise limits.too_large
             if piece:
                 self._pieces.put_nowait(piece)
-                await self._forwarded(ends_at)
+                await self._forwarded(began_at + limits.within_seconds(received))
         self._pieces.put_nowait(None)
 
     async def _forwarded(self, ends_at: float) -> None:

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from restante.errors import BadRequest, NotJson, OriginRefused
 from restante.ids import WorkspaceId
-from restante.text import printable
+from restante.text import MAX_QUOTED, printable
 from restante.wire import Mode
 
 MAX_LABEL = 1000
@@ -29,7 +29,6 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _SMALL_CARD = 4096
 _INGEST = "/internal/chat/uploads/ingest"
 _SHORT_ID = 8
-_MAX_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +87,13 @@ def refuse_web_pages(sender: Sender) -> None:
     name.  The JSON type is a second line: a page needs our permission to send it.
     """
     if sender.host is not None and not _is_loopback(sender.host):
-        host = printable(sender.host, max_length=_MAX_SHOWN)
+        host = printable(sender.host, max_length=MAX_QUOTED)
         raise OriginRefused(
             f"Registration is open under a loopback address only, not as {host}. "
             "Use http://127.0.0.1 and the port, or send a token that may register."
         )
     if sender.origin is not None and not _is_trusted(sender, sender.origin):
-        page = printable(sender.origin, max_length=_MAX_SHOWN)
+        page = printable(sender.origin, max_length=MAX_QUOTED)
         raise OriginRefused(f"The web page {page} may not register workspaces without a token.")
     if (sender.content_type or "").partition(";")[0].strip().lower() != "application/json":
         raise NotJson("Registration without a token needs `Content-Type: application/json`.")

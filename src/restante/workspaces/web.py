@@ -4,7 +4,7 @@ from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,6 +17,7 @@ from restante.errors import (
     NotAuthenticated,
     NotJson,
     OriginRefused,
+    TooManyAtOnce,
     TooManyMessages,
     WorkspaceUnknown,
 )
@@ -31,7 +32,7 @@ from restante.http.operations import (
 )
 from restante.http.origins import CrossOrigin, origin_of
 from restante.http.problems import json_response
-from restante.ids import WorkspaceId
+from restante.ids import WorkspaceId, as_uuid
 from restante.retention.disk import Disk
 from restante.workspaces import auth
 from restante.workspaces.registry import Registry
@@ -66,6 +67,7 @@ def _disk(request: Request) -> Disk:
         NotJson,
         *BODY_REFUSALS,
         TooManyMessages,
+        TooManyAtOnce,
         DiskLow,
     ),
 )
@@ -150,10 +152,19 @@ async def change(request: Request) -> Response:
         name=_name(sent.name),
         url=sent.url or None,
         delivery_mode=sent.delivery_mode or None,
-        parent_id=sent.parent_id,
+        parent_id=_parent(sent.parent_id),
     )
     await _registry(request).change(workspace_id, changes)
     return json_response(wire.Status("updated"))
+
+
+def _parent(sent: str | UnsetType | None) -> UUID | UnsetType | None:
+    """The parent as it is to be; unset if nothing, or an empty text, was sent."""
+    if not sent:
+        return None if sent is None else UNSET
+    if (found := as_uuid(sent)) is None:
+        raise BadRequest("parent_id is wrong: it must be a UUID.")
+    return found
 
 
 class Removal(msgspec.Struct, frozen=True):

@@ -1,0 +1,97 @@
+"""What the settings mean for each part: the policies, limits and quotas that follow from them."""
+
+from datetime import timedelta
+
+import structlog
+
+from restante import wire
+from restante.delivery.rules import MAX_FILES_PER_REQUEST, Pace, Quota, ReceivePolicy
+from restante.feed.rules import WriteLimits
+from restante.retention.store import RetentionSettings
+from restante.settings import Settings, variable
+
+log = structlog.get_logger()
+
+_ANSWERS_KEPT = timedelta(days=1)
+_LEAST_STORED_BYTES = 256 * 1024 * 1024
+
+
+def retention_settings(settings: Settings) -> RetentionSettings:
+    """How long acknowledged files and feed rows are kept."""
+    return RetentionSettings(
+        ack=timedelta(seconds=settings.ack_retention_seconds),
+        feed=timedelta(days=settings.feed_retention_days),
+    )
+
+
+def ack_retention(settings: Settings) -> timedelta:
+    """How long an acknowledged file can be reopened."""
+    return max(retention_settings(settings).ack, timedelta(0))
+
+
+def upload_limits(settings: Settings) -> wire.UploadLimits:
+    """What one file and one request can have: a quota may be smaller than the limit."""
+    room = min(_quotas(settings).values())
+    return wire.UploadLimits(
+        per_file_bytes=min(settings.max_file_bytes, room),
+        per_request_bytes=min(settings.max_request_bytes, room),
+        max_attachments_per_message=MAX_FILES_PER_REQUEST,
+    )
+
+
+def _quotas(settings: Settings) -> dict[str, int]:
+    """The quotas that a single file takes room in."""
+    return {
+        "workspace_max_bytes": settings.workspace_max_bytes,
+        "workspace_max_written_bytes": settings.workspace_max_written_bytes,
+        "server_max_bytes": settings.server_max_bytes,
+        "server_max_stored_bytes": _max_stored_bytes(settings),
+    }
+
+
+def warn_of_small_quotas(settings: Settings) -> None:
+    """Tell the operator of files that the limit allows and a quota does not."""
+    for name, quota in _quotas(settings).items():
+        if quota < settings.max_file_bytes:
+            log.warning(
+                "file_limit_above_quota",
+                reason=f"A file of {variable('max_file_bytes')} never fits: "
+                f"{variable(name)} is smaller.",
+                limit=settings.max_file_bytes,
+                quota=quota,
+            )
+
+
+def receive_policy(settings: Settings) -> ReceivePolicy:
+    """The limits and quotas of uploads."""
+    return ReceivePolicy(
+        ttl=timedelta(seconds=settings.upload_ttl_seconds),
+        ttl_min=timedelta(seconds=settings.upload_ttl_min_seconds),
+        ttl_max=timedelta(seconds=settings.upload_ttl_max_seconds),
+        quota=Quota(settings.workspace_max_bytes, settings.workspace_max_files),
+        server_quota=Quota(settings.server_max_bytes, settings.server_max_files),
+        server_max_stored_bytes=_max_stored_bytes(settings),
+        answers_kept=_ANSWERS_KEPT,
+        pace=Pace(
+            settings.upload_grace_seconds,
+            settings.upload_min_bytes_per_second,
+            settings.upload_idle_seconds,
+        ),
+        max_file_bytes=settings.max_file_bytes,
+        max_request_bytes=settings.max_request_bytes,
+    )
+
+
+def _max_stored_bytes(settings: Settings) -> int:
+    """Unless set, as much again as may wait; empty partitions have a few pages too."""
+    default = max(2 * settings.server_max_bytes, _LEAST_STORED_BYTES)
+    return settings.server_max_stored_bytes or default
+
+
+def write_limits(settings: Settings) -> WriteLimits:
+    """What a workspace may have written, and have in its feed."""
+    return WriteLimits(
+        max_written_bytes=settings.workspace_max_written_bytes,
+        max_feed_bytes=settings.workspace_max_feed_bytes,
+        feed_retention=retention_settings(settings).feed,
+    )
