@@ -24,8 +24,9 @@ from sites import Site, SiteFactory, running_site, settings_for
 
 from restante.database import partitions
 from restante.database.pool import SCHEMA, Database, Tx
-from restante.database.spans import Span
+from restante.database.spans import Span, floor
 from restante.delivery.subject import CHUNKS
+from restante.feed.message_rules import ID_SLOT
 from restante.feed.subject import FEED, MESSAGE_IDS
 
 # How long an example takes depends on what else the machine does.
@@ -116,8 +117,12 @@ async def db(dsn: str) -> AsyncIterator[Database]:
 async def db_with_partitions(db: Database) -> Database:
     """The same, with partitions for rows up to five minutes older than NOW, even at a full hour."""
     async with db.transaction() as tx:
-        for table in (CHUNKS, FEED, MESSAGE_IDS):
-            await partitions.create(tx, table, Span(ROWS_FROM, ROWS_FROM + timedelta(days=1)))
+        for table, start in (
+            (CHUNKS, ROWS_FROM),
+            (FEED, ROWS_FROM),
+            (MESSAGE_IDS, floor(ROWS_FROM, ID_SLOT)),
+        ):
+            await partitions.create(tx, table, Span(start, start + timedelta(days=1)))
     return db
 
 

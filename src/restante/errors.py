@@ -77,7 +77,12 @@ class PoolerUnusable(RestanteError):
 
 
 class OutcomeUnknown(RestanteError):
-    """The database did not confirm a commit, and whether it was made could not be found out."""
+    """
+    Whether the request took effect could not be found out.
+
+    The database did not confirm a commit; or, with `delivery_mode` `push`, an earlier attempt may
+    have reached the workspace, which is called directly.
+    """
 
     code = "outcome_unknown"
 

@@ -14,11 +14,12 @@ import msgspec
 from msgspec import Meta
 
 from restante.errors import SettingsInvalid
+from restante.limits import MAX_FILE_BYTES, MAX_REQUEST_BYTES
 
 PREFIX = "RESTANTE_"
 
 # Variables of the client commands; a server ignores them.
-CLIENT_VARIABLES = frozenset({"RESTANTE_URL", "RESTANTE_TOKEN"})
+CLIENT_VARIABLES = frozenset({"RESTANTE_URL", "RESTANTE_TOKEN", "RESTANTE_CONNECT_MAX_FILE_BYTES"})
 
 # Set by `restante connect` for the commands it runs; those may run `restante` themselves.
 COMMAND_VARIABLES = frozenset(
@@ -192,7 +193,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 20.0
     max_file_bytes: Annotated[
         int, Meta(ge=1, le=68_719_476_736, description="Maximum bytes of one file, up to 64 GiB.")
-    ] = 26_214_400
+    ] = MAX_FILE_BYTES
     max_request_bytes: Annotated[
         int,
         Meta(
@@ -200,7 +201,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             le=4_398_046_511_104,
             description="Maximum bytes of all files of one request; at least max_file_bytes.",
         ),
-    ] = 52_428_800
+    ] = MAX_REQUEST_BYTES
     bucket_seconds: Annotated[
         int, Meta(ge=1, le=86_400, description="Time range of one bucket of file contents.")
     ] = 3600

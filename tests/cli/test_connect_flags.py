@@ -115,12 +115,15 @@ async def test_a_file_above_our_own_limit_stays_pending(shared_site: Site, tmp_p
     await send(shared_site, str(kept.workspace_id), "a b.txt")
 
     refused = await connect("--dir", tmp_path, "--once", "--max-file-bytes", 4)
-    taken = await connect("--dir", tmp_path, "--once", "--max-file-bytes", 5)
+    limit = {"RESTANTE_CONNECT_MAX_FILE_BYTES": "4"}
+    also_refused = await connect("--dir", tmp_path, "--once", **limit)
+    taken = await connect("--dir", tmp_path, "--once", "--max-file-bytes", 5, **limit)
     wrong = await connect("--dir", tmp_path, "--once", "--max-file-bytes", 0)
 
-    assert "1 files could not be taken" in error_of(refused)
-    assert "not taken: a b.txt: " in refused.stdout
-    assert "has 5 bytes, and this side accepts at most 4" in refused.stdout
+    assert "1 file could not be taken" in error_of(refused)
+    for outcome in (refused, also_refused):
+        assert "not taken: a b.txt: " in outcome.stdout
+        assert "has 5 bytes, and this side accepts at most 4" in outcome.stdout
     assert taken.code == 0
     assert wrong.code == 2
 

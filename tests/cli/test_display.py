@@ -58,7 +58,7 @@ def test_a_pipe_gets_plain_lines_that_are_not_wrapped():
             "again: a.txt was received before and is pending again: it was reopened, or the server "
             "was restored from a backup"
         ),
-        "1 files received, 2.0 KiB.",
+        "1 file received, 2.0 KiB.",
     ]
 
 

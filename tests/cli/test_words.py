@@ -17,9 +17,9 @@ from processes import RESTANTE, Outcome, clean_environment
 from sites import Site
 
 from restante.client import Credentials
-from restante.client.calls import MAX_MESSAGE_BYTES
 from restante.client.folder import Folder
 from restante.ids import WorkspaceId
+from restante.wire import MAX_MESSAGE_BYTES
 
 pytestmark = pytest.mark.anyio
 

@@ -9,21 +9,27 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import pushes
 import pytest
+from aiohttp import web
 from callers import Caller, registered
 from impostors import Answering, Asked, Impostor, http, impostor, one_after_another, relay
-from sites import Site
+from sites import Site, SiteFactory
 
+from restante import wire
 from restante.client import AsyncClient, Bytes, Cursor, Limits, calls
-from restante.client.aio import DEFAULT_LIMITS
+from restante.client.connection import DEFAULT_LIMITS
 from restante.errors import (
     AnswerInvalid,
     FileUnreadable,
     NotAuthenticated,
     NotReady,
+    OutcomeUnknown,
     RestanteError,
     ServerRefused,
     ServerUnreachable,
+    TooManyAtOnce,
+    TooManyMessages,
     UploadGone,
 )
 from restante.ids import FileId
@@ -198,9 +204,11 @@ async def caller(shared_site: Site) -> Caller:
 
 
 @asynccontextmanager
-async def losing_the_first_answer(caller: Caller) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
+async def losing_the_first_answer(
+    caller: Caller | pushes.Workspace, site: Site
+) -> AsyncIterator[tuple[Impostor, AsyncClient]]:
     """A relay to the server that drops the first answer."""
-    pass_on = relay(caller.site)
+    pass_on = relay(site)
     answers: list[bytes] = []
 
     async def lose(asked: Asked) -> bytes | None:
@@ -209,14 +217,14 @@ async def losing_the_first_answer(caller: Caller) -> AsyncIterator[tuple[Imposto
 
     async with (
         impostor(lose) as line,
-        AsyncClient(line.url, token=caller.token, workspace_id=UUID(caller.id)) as client,
+        AsyncClient(line.url, token=caller.token, workspace_id=UUID(str(caller.id))) as client,
     ):
         yield line, client
 
 
 async def test_files_whose_answer_was_lost_are_stored_once(caller: Caller):
     """The server recognizes the retry by its idempotency key."""
-    async with losing_the_first_answer(caller) as (line, client):
+    async with losing_the_first_answer(caller, caller.site) as (line, client):
         accepted = await client.send_files(client.workspace_id, [Bytes("a", b"x")])
 
     keys = {asked.headers["Idempotency-Key"] for asked in line.asked}
@@ -235,11 +243,73 @@ async def test_sending_the_same_file_twice_makes_two_files(caller: Caller):
 
 
 async def test_a_message_whose_answer_was_lost_is_stored_once(caller: Caller):
-    async with losing_the_first_answer(caller) as (_, client):
+    async with losing_the_first_answer(caller, caller.site) as (_, client):
         with pytest.raises(ServerUnreachable):
             await client.send_message(client.workspace_id, {"method": "tasks/get"})
 
     assert len(await caller.feed()) == 1
+
+
+def messaged(client: AsyncClient) -> Awaitable[Any]:
+    return client.send_message(client.workspace_id, "Pay the bill.")
+
+
+@pytest.mark.parametrize("use", [messaged, sent])
+async def test_a_push_workspace_is_called_once_although_the_answer_was_lost(
+    run_site: SiteFactory, use: Use
+):
+    """An agent that acts would act again."""
+    calls_seen: list[bytes] = []
+
+    async def take(request: web.Request) -> web.Response:
+        calls_seen.append(await request.read())
+        return web.json_response({"files": []})
+
+    async with run_site(push_to_private=True) as site, pushes.receiver(take) as url:
+        workspace = await pushes.registered(site, url)
+        async with losing_the_first_answer(workspace, site) as (line, client):
+            with pytest.raises(OutcomeUnknown, match="is not known"):
+                await use(client)
+
+    assert len(calls_seen) == 1
+    assert [asked.headers.get(wire.ATTEMPT) for asked in line.asked] == [None, "2"]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        ServerUnreachable("Nobody listens.", is_unsent=True),
+        TooManyMessages("Slow down.", retry_after=0),
+        TooManyAtOnce("One at a time.", retry_after=0),
+    ],
+    ids=lambda error: error.code,
+)
+async def test_a_server_that_has_done_nothing_gets_a_first_attempt(
+    monkeypatch: pytest.MonkeyPatch, refused: RestanteError
+):
+    """A push workspace gets the message then."""
+    async with talking_to(one_after_another(http(200, {}))) as (line, client):
+        monkeypatch.setattr(client, "_outcome", failing_once(client._outcome, refused))
+        await messaged(client)
+
+    assert [asked.headers.get(wire.ATTEMPT) for asked in line.asked] == [None]
+
+
+def failing_once(then: Callable[..., Awaitable[Any]], error: RestanteError) -> Any:
+    errors = [error]
+
+    async def outcome(*given: Any) -> Any:
+        return errors.pop() if errors else await then(*given)
+
+    return outcome
+
+
+async def test_a_refused_connection_did_not_reach_the_server():
+    async with AsyncClient("http://127.0.0.1:1", token=TOKEN, workspace_id=uuid4()) as client:
+        with pytest.raises(ServerUnreachable) as caught:
+            await messaged(client)
+
+    assert caught.value.facts["may_have_arrived"] is False
 
 
 # Endless and oversized answers

@@ -13,8 +13,8 @@ from impostors import Asked, http, impostor, one_after_another, relay
 from sites import Site
 
 from restante.client import AsyncClient, BlockingMessage, Bytes, Client, MessageItem
-from restante.client.calls import MAX_MESSAGE_BYTES
 from restante.errors import BadRequest, MessageTooLarge, ServerUnreachable, WorkspaceUnknown
+from restante.wire import MAX_MESSAGE_BYTES
 
 pytestmark = pytest.mark.anyio
 

@@ -338,7 +338,8 @@ async def test_a_file_above_our_own_limit_is_refused_whatever_the_server_accepts
         (MAX_FILE_BYTES, 0, 0),  # what every server accepts by default
         (MAX_FILE_BYTES + 1, MAX_FILE_BYTES + 1, 1),
         (GIB, GIB, 1),
-        (GIB, 2**70, 1),
+        (64 * GIB, 2**70, 1),
+        (64 * GIB, 64 * GIB, 1),
     ],
 )
 async def test_without_a_limit_of_our_own_the_servers_holds(
@@ -356,11 +357,12 @@ async def test_without_a_limit_of_our_own_the_servers_holds(
     [
         (MAX_FILE_BYTES + 1, 1000, MAX_FILE_BYTES),
         (MAX_FILE_BYTES + 2, MAX_FILE_BYTES + 1, MAX_FILE_BYTES + 1),
-        (GIB + 1, 2**70, GIB),
+        (64 * GIB + 1, 64 * GIB, 64 * GIB),
         (MAX_FILE_BYTES + 1, -1, MAX_FILE_BYTES),
     ],
 )
-async def test_a_server_cannot_make_us_accept_any_size(size: int, per_file_bytes: int, most: int):
-    """One that claims to accept huge files must not fill the disk."""
+async def test_a_file_above_what_the_server_accepts_is_refused(
+    size: int, per_file_bytes: int, most: int
+):
     with pytest.raises(FileTooLarge, match=f"at most {most}"):
         await check_size(Limited(per_file_bytes), replace(SHORT, size=size), None)

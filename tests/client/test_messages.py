@@ -172,7 +172,7 @@ def test_a_uri_of_another_workspace_is_ignored():
             [{"kind": "text", "text": "Good"}, {"kind": "text", "text": "morning."}],
             "Good\nmorning.",
         ),
-        ([part(PENDING)], "(no text) (+1 files)"),
+        ([part(PENDING)], "(no text) (+1 file)"),
         ([{"text": "See"}, part(PENDING), part("x")], "See (+2 files)"),
         ([{"text": 7}, {"text": None}], "(no text)"),
     ],

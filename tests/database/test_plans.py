@@ -37,9 +37,9 @@ from restante.feed import store as feed
 from restante.feed.horizon import Horizon, seen_seqs
 from restante.feed.message_rules import id_slots
 from restante.feed.pages import Reader
-from restante.feed.row_events import NOTIFY
 from restante.feed.rules import Filter, Query
 from restante.ids import ActivityId, FileId, WorkspaceId
+from restante.wire import NOTIFY
 from restante.workspaces import store as workspaces
 
 pytestmark = pytest.mark.anyio
@@ -135,9 +135,9 @@ class Crowded:
             lambda: buckets.delete_due(
                 connection, acked_before=NOW - DAY, expired_before=NOW - DAY, limit=10
             ),
-            lambda: buckets.begin_move(connection, moved, to=to),
+            lambda: buckets.begin_move(connection, moved, to=to, kept=HOUR),
             lambda: buckets.copied_chunks(connection, moved, to=moved.bucket),
-            lambda: buckets.copy_chunks(connection, moved, range(4)),
+            lambda: buckets.copy_chunks(connection, moved, range(4), kept=HOUR),
             lambda: uploads.reserve(connection, reservation, ROOMY),
             lambda: uploads.renew(connection, [reservation.id]),
             lambda: uploads.release(connection, reservation.id),
@@ -236,7 +236,7 @@ async def crowded(request: pytest.FixtureRequest, db_with_partitions: Database, 
         "select created_at from feed where workspace_id = $1 and seq = $2", workspace_id, ROWS // 2
     )
     moved = StoredFile(workspace_id, file_id, bucket_of(NOW), size=1)
-    await buckets.begin_move(connection, moved, to=bucket_of(NOW) + HOUR)
+    await buckets.begin_move(connection, moved, to=bucket_of(NOW) + HOUR, kept=HOUR)
     yield Crowded(connection, workspace_id, row_id, made_at, file_id)
     await connection.close()
 

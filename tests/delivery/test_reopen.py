@@ -69,6 +69,18 @@ async def test_a_reopened_file_is_listed_announced_and_counted_again(
     assert await counters(connection, id_of(caller)) == Counters(2, len(CONTENT), 1)
 
 
+async def test_a_reopened_file_still_comes_from_the_workspace_that_sent_it(caller: Caller):
+    """Else the workspace would fetch and acknowledge what it sent to its user."""
+    sent = await caller.upload(Part(b"result"), X_Workspace_ID=caller.id)
+    file_id = sent.json["files"][0]["uri"].rpartition("/")[2]
+    await caller.ack(file_id)
+
+    await reopen(caller, file_id)
+
+    assert [row["source_id"] for row in await caller.feed()] == [caller.id] * 2
+    assert [one["source_id"] for one in (await caller.waiting()).json["uploads"]] == [caller.id]
+
+
 async def test_a_reopened_file_counts_as_never_fetched(caller: Caller, acked: str, connection: Any):
     await reopen(caller, acked)
 

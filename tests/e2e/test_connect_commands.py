@@ -90,7 +90,7 @@ def test_once_reports_how_many_files_failed(office: Office, ana: Connect):
     ended = restante("connect", "--dir", ana.root, "--once", "--exec", "false")
 
     assert ended.code == 1
-    assert "1 files could not be taken and still wait" in ended.stderr
+    assert "1 file could not be taken and still waits" in ended.stderr
     assert office.waiting(ana) == {NOTE.name}
 
 
@@ -435,7 +435,7 @@ def test_a_terminal_shows_a_bar_the_speed_and_the_total(office: Office, proxy: P
         terminal.until_shown("1 files")
 
     assert COLOUR.search(terminal.shown)
-    assert terminal.shown.endswith("1 files received, 3.0 MiB.\r\n")
+    assert terminal.shown.endswith("1 file received, 3.0 MiB.\r\n")
     assert "\x1b[?25h" in terminal.shown  # the cursor is back
 
 

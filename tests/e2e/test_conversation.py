@@ -159,8 +159,26 @@ def test_files_of_an_answer_wait_for_the_user(office: Office, ana: Connect, tmp_
     assert conversation(office, ana.credentials.workspace_id)[:2] == shown
 
 
+def test_files_of_an_answer_wait_for_the_user_after_the_progress_was_lost(
+    office: Office, ana: Connect, tmp_path: Path
+):
+    """Their rows are acknowledged and never read again: the list of waiting files says whose."""
+    (tmp_path / "result.txt").write_text("the result")
+    told = restante("notify", "Done.", "--file", tmp_path / "result.txt", "--dir", ana.root)
+    first = restante("connect", "--dir", ana.root, "--once")
+    for left in ana.root.rglob("progress.sqlite*"):
+        left.unlink()
+
+    second = restante("connect", "--dir", ana.root, "--once")
+
+    assert [told.code, first.code, second.code] == [0, 0, 0], (told, first, second)
+    assert "received result.txt" not in second.stdout
+    assert ana.names() == []
+    assert office.waiting(ana) == {"result.txt"}
+
+
 def test_behind_a_failing_message_it_does_not_fetch_its_own_files(office: Office, ana: Connect):
-    """Other files there are received from a list, which does not say whose they are."""
+    """Other files there are received from the list of those that wait."""
     with connected(ana.root, ana.url, "--on-message", "false") as connect:
         ask(office, ana, "hello")
         connect.until_said("false ended with status 1")

@@ -140,6 +140,12 @@ def test_any_other_id_is_refused(message_id: Any):
         {"method": "message/send", "params": {"message": message()}},
         {"params": {"message": message()}},
         {"method": None, "params": {"message": message()}},
+        {"method": "", "params": {"message": message()}},
+        {"jsonrpc": None, "params": {"message": message()}},
+        {"jsonrpc": "", "params": {"message": message()}},
+        {"jsonrpc": None, "message": message()},
+        {"params": message()},
+        {"params": {"message": None, **message()}},
         {"message": message()},
         {"jsonrpc": "2.0", "message": message()},
         message(),
@@ -159,9 +165,27 @@ def test_what_is_beside_a_bare_message_is_kept():
     assert found.body == whole(params, id=5)
 
 
-@pytest.mark.parametrize("body", [{"parts": []}, {"params": {"parts": []}}])
-def test_parts_further_out_stay_where_they_are(body: dict[str, Any]):
-    sent = {"jsonrpc": "2.0", "id": 1, "method": "message/send", **body}
+@pytest.mark.parametrize("said", [{"content": "hi"}, {"parts": HI}])
+def test_params_that_are_the_message_themselves_become_one(said: dict[str, Any]):
+    """Older clients sent no `message` in the params."""
+    found = shaped(whole({**said, "contextId": "c", "configuration": {"blocking": True}}))
+
+    made = {"parts": HI, "contextId": "c", "messageId": "new 2", "role": "user"}
+    assert found.body == whole({"configuration": {"blocking": True}, "message": made})
+
+
+def test_the_id_of_params_that_are_the_message_is_its_id():
+    assert shaped(whole(message(messageId="own"))).message_id == "own"
+
+
+@pytest.mark.parametrize("version", ["1.0", "2", 2, 2.0, False, 0, []])
+def test_another_version_is_refused(version: Any):
+    with pytest.raises(BadRequest, match="jsonrpc"):
+        shaped({"jsonrpc": version, "params": {"message": message()}})
+
+
+def test_parts_beside_the_envelope_stay_where_they_are():
+    sent = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "parts": []}
 
     assert shaped(sent).body == sent
 
@@ -198,6 +222,7 @@ def test_a_method_must_be_a_name(method: Any):
     "sent",
     [
         {"method": "tasks/cancel"},
+        {"method": "tasks/cancel", "params": {"content": "hi"}},
         {"method": "tasks/cancel", "params": {"id": "x", "message": {"content": "hi"}}},
         {"method": "tasks/get", "params": [1], "jsonrpc": "2.0", "id": None},
     ],
@@ -220,7 +245,7 @@ messages = st.builds(
 envelopes = st.fixed_dictionaries(
     {},
     optional={
-        "jsonrpc": st.just("2.0"),
+        "jsonrpc": st.sampled_from(["2.0", "", None]),
         "id": st.integers() | st.none(),
         "method": st.sampled_from(["message/send", "message/stream", None]),
     },
@@ -235,8 +260,13 @@ def without_params(message: Object, beside: Object, envelope: Object) -> Object:
     return {**beside, **envelope, "message": message}
 
 
+def as_params(message: Object, envelope: Object) -> Object:
+    return {**envelope, "params": message}
+
+
 accepted = (
     st.builds(in_params, messages, noise, envelopes)
+    | st.builds(as_params, messages, envelopes)
     | st.builds(without_params, messages, noise, envelopes)
     | messages
 )

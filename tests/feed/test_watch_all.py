@@ -65,27 +65,33 @@ async def test_each_row_comes_once_and_in_the_order_of_its_feed(site: Site, way:
     """Whatever happens: searches, watchers that come while rows arrive, pages that are full."""
     choose(site, search_seconds=0, page_rows=3)
     workspaces = [await registered(site) for _ in range(6)]
-    total = 30
+    total, watchers = 30, 4
+    # A watcher that came after the last row of a workspace would wait for it for ever.
+    one_watches, all_watch = asyncio.Event(), asyncio.Barrier(watchers + len(workspaces))
 
     async def write(workspace: Caller) -> None:
         for number in range(total):
             await append(workspace, str(number))
+        await all_watch.wait()
         await append(workspace, "end")
 
     async def follow() -> dict[str, list[int]]:
         seen: dict[str, list[int]] = {workspace.id: [] for workspace in workspaces}
         async with watch_any(site, way, headers=ADMIN) as watcher:
+            one_watches.set()
+            arrived = asyncio.create_task(all_watch.wait())
             ended = 0
             while ended < len(workspaces):
                 row = await watcher.row()
                 seen[row["workspace_id"]].append(row["seq"])
                 ended += row["summary"] == "end"
+        await arrived
         return seen
 
     following = [asyncio.create_task(follow())]
-    await until(lambda: is_watched_by(site, 1))
+    await one_watches.wait()
     writing = [asyncio.create_task(write(workspace)) for workspace in workspaces]
-    following += [asyncio.create_task(follow()) for _ in range(3)]
+    following += [asyncio.create_task(follow()) for _ in range(watchers - 1)]
     first, *others = await asyncio.gather(*following)
     await asyncio.gather(*writing)
 

@@ -13,8 +13,9 @@ from sites import Site, SiteFactory
 from waiting import until
 from watchers import WAYS, watch
 
-from restante.feed.messages import MAX_MESSAGE_BYTES
+from restante.http.operations import JsonPace
 from restante.settings import Settings
+from restante.wire import MAX_MESSAGE_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -99,7 +100,7 @@ async def test_a_body_that_is_given_up_gives_its_room_back(caller: Caller):
 async def test_bodies_that_dribble_give_way_to_one_that_does_not(caller: Caller):
     """They have taken all of the room, and would have it for minutes."""
     site = caller.site
-    site.state.body_room._sure_seconds = 0.1
+    site.state.body_room.guaranteed_seconds = 0.1
     slow = [await registered(site) for _ in range(4)]
     async with wire_to(site) as a, wire_to(site) as b, wire_to(site) as c, wire_to(site) as d:
         for wire, sender in zip((a, b, c, d), slow, strict=True):
@@ -120,7 +121,7 @@ async def test_bodies_that_dribble_give_way_to_one_that_does_not(caller: Caller)
 
 async def test_without_room_a_large_message_is_refused_and_a_small_one_is_not(caller: Caller):
     site = caller.site
-    site.state.body_room._longest_wait_seconds = 0.05
+    site.state.body_room.longest_wait_seconds = 0.05
     async with site.state.body_room.place(64 * MIB) as place:
         await place.grow(64 * MIB)
         large = await send_large(caller)
@@ -132,19 +133,21 @@ async def test_without_room_a_large_message_is_refused_and_a_small_one_is_not(ca
     assert len(await caller.feed()) == 1
 
 
-async def test_a_slow_body_has_more_time_the_larger_it_is(run_site: SiteFactory):
+async def test_a_slow_body_has_more_time_the_larger_it_is(caller: Caller):
     """16 MiB take a minute over a line of 2 Mbit/s; a body that dribbles is refused as before."""
-    async with run_site(json_seconds=0.2, upload_min_bytes_per_second=100_000) as site:
-        caller = await registered(site)
-        body = b'{"content": "' + b"x" * 100_000 + b'"}'
-        head = request_head("POST", f"{caller.path}/a2a", token=caller.token, length=len(body))
-        async with wire_to(site) as wire:
-            await wire.send(head + body[:100_000])
-            await until_free(site, 64 * MIB - len(body))
-            await asyncio.sleep(0.4)  # longer than a body without bytes has
-            await wire.send(body[100_000:])
-            answer = await wire.answer()
+    site = caller.site
+    site.state.json_pace = JsonPace(3600, total_seconds=0.2, bytes_per_second=100)
+    body = b'{"content": "' + b"x" * 100_000 + b'"}'
+    head = request_head("POST", f"{caller.path}/a2a", token=caller.token, length=len(body))
+    async with wire_to(site) as large, wire_to(site) as dribbling:
+        await large.send(head + body[:100_000])
+        await until_free(site, 64 * MIB - len(body))
+        await dribbling.send(head + body[:10])
+        refused = await dribbling.answer()  # so the time of a body without bytes is over
+        await large.send(body[100_000:])
+        answer = await large.answer()
 
+    assert (refused.status, refused.json["code"]) == (408, "upload_too_slow")
     assert answer.status == 200
 
 

@@ -82,7 +82,7 @@ async def test_who_gets_no_room_in_time_is_refused():
     assert room.free_bytes == 4 * MIB
 
 
-async def test_who_has_least_of_the_room_is_next(run: Any):
+async def test_the_caller_that_has_least_of_the_room_is_next(run: Any):
     """However many bodies of somebody else came before."""
     room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=60)
     first, second, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -94,10 +94,10 @@ async def test_who_has_least_of_the_room_is_next(run: Any):
         await asyncio.sleep(0)
 
     first.set()
-    await until(lambda: asyncio.sleep(0, [one.caller for one in room._inside] == ["a", "b"]))
+    await until(lambda: asyncio.sleep(0, room.callers == ["a", "b"]))
 
 
-async def test_who_has_had_its_time_gives_way_to_who_waits(run: Any):
+async def test_a_body_that_has_had_its_time_gives_way_to_one_that_waits(run: Any):
     room = BodyRoom(4 * MIB, guaranteed_seconds=0, longest_wait_seconds=60)
     slow = run(kept(room, 3 * MIB, "a", asyncio.Event()))
     await until(lambda: asyncio.sleep(0, room.free_bytes == MIB))
@@ -110,7 +110,7 @@ async def test_who_has_had_its_time_gives_way_to_who_waits(run: Any):
     assert room.free_bytes == 4 * MIB
 
 
-async def test_who_does_not_wait_for_a_client_does_not_give_way(run: Any):
+async def test_a_body_that_does_not_wait_for_its_client_does_not_give_way(run: Any):
     """What has arrived is stored soon; to begin anew would cost everybody more."""
     room = BodyRoom(4 * MIB, guaranteed_seconds=0, longest_wait_seconds=60)
     leave = asyncio.Event()
@@ -129,7 +129,7 @@ async def test_who_does_not_wait_for_a_client_does_not_give_way(run: Any):
     await asyncio.gather(storing, waiting)
 
 
-async def test_nobody_gives_way_who_need_not(run: Any):
+async def test_no_body_gives_way_that_need_not(run: Any):
     """Only as many end as make room, the longest ones first."""
     room = BodyRoom(4 * MIB, guaranteed_seconds=0, longest_wait_seconds=60)
     oldest = run(kept(room, 2 * MIB, "a", asyncio.Event()))
@@ -144,7 +144,7 @@ async def test_nobody_gives_way_who_need_not(run: Any):
     assert not younger.done()
 
 
-async def test_a_body_keeps_its_room_for_the_time_that_is_sure(run: Any):
+async def test_a_body_keeps_its_room_for_the_guaranteed_time(run: Any):
     room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=0.05)
     leave = asyncio.Event()
     first = run(kept(room, 3 * MIB, "a", leave))
@@ -207,7 +207,7 @@ async def test_of_callers_that_have_nothing_the_smallest_body_is_next(run: Any):
     assert not any(one.done() for one in large)
 
 
-async def test_who_is_cancelled_while_it_waits_takes_no_room(run: Any):
+async def test_a_body_that_is_cancelled_while_it_waits_takes_no_room(run: Any):
     room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=60)
     leave = asyncio.Event()
     run(kept(room, 3 * MIB, "a", leave))
@@ -219,4 +219,4 @@ async def test_who_is_cancelled_while_it_waits_takes_no_room(run: Any):
     leave.set()
 
     await until(lambda: asyncio.sleep(0, room.free_bytes == 4 * MIB))
-    assert not room.waiting
+    assert room.waiting == 0

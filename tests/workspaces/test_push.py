@@ -23,6 +23,8 @@ from pushes import (
 )
 from sites import SiteFactory
 
+from restante import wire
+
 pytestmark = pytest.mark.anyio
 
 
@@ -89,6 +91,40 @@ async def test_a_message_is_forwarded_in_its_one_shape(run_site: SiteFactory):
         parts = [{"kind": "text", "text": "hi"}]
         assert body["params"]["message"] == {"parts": parts, "messageId": "m", "role": "user"}
     assert len(seen) == 2
+
+
+@pytest.mark.parametrize("attempt", ["2", "x"])
+async def test_a_repeated_attempt_is_not_forwarded(run_site: SiteFactory, attempt: str):
+    """An agent that acts would act again; nobody knows whether it got the first attempt."""
+    seen: list[str] = []
+
+    async def take(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        return web.json_response({})
+
+    async with run_site(push_to_private=True) as site, receiver(take) as url:
+        to = await registered(site, url)
+        answers = [await upload(site, to, **{wire.ATTEMPT: attempt})]
+        sent = {**to.auth, wire.ATTEMPT: attempt}
+        async with site.http.post(to.messages, data=MESSAGE, headers=sent) as answer:
+            answers.append((answer.status, await answer.read()))
+
+    assert seen == []
+    for status, body in answers:
+        refusal = json.loads(body)
+        assert (status, refusal["code"]) == (503, "outcome_unknown")
+        assert refusal["delivery_mode"] == "push"
+
+
+async def test_a_first_attempt_is_forwarded(run_site: SiteFactory):
+    async def take(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async with run_site(push_to_private=True) as site, receiver(take) as url:
+        to = await registered(site, url)
+        sent = {**to.auth, wire.ATTEMPT: "1"}
+        async with site.http.post(to.messages, data=MESSAGE, headers=sent) as answer:
+            assert answer.status == 200
 
 
 @pytest.mark.parametrize("call", [upload, send_message])

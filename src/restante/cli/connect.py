@@ -38,7 +38,14 @@ def connect(
     exec: str | None = None,  # noqa: A002 - the flag's name
     on_message: str | None = None,
     reply: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    max_file_bytes: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    max_file_bytes: Annotated[
+        int | None,
+        Parameter(
+            validator=Number(gte=1),
+            env_var="RESTANTE_CONNECT_MAX_FILE_BYTES",
+            show_env_var=True,
+        ),
+    ] = None,
     registration_token: Annotated[
         str | None, Parameter(env_var="RESTANTE_REGISTRATION_TOKEN", show_env_var=True)
     ] = None,
@@ -76,7 +83,7 @@ def connect(
         Send what the command of --on-message prints as the answer, to the user or to the workspace
         that sent the message. If it prints nothing, there is no answer.
     max_file_bytes
-        Refuse larger files. [default: what the server accepts, but at most 1 GiB]
+        Refuse larger files. [default: what the server accepts]
     registration_token
         The token that the server requires to register a workspace, if any.
     """
@@ -104,7 +111,9 @@ def connect(
     if left is None and once:
         sys.exit(130)
     if left:
-        print(f"restante: {left} files could not be taken and still wait.", file=sys.stderr)
+        files = "1 file" if left == 1 else f"{left} files"
+        wait = "waits" if left == 1 else "wait"
+        print(f"restante: {files} could not be taken and still {wait}.", file=sys.stderr)
         sys.exit(1)
 
 

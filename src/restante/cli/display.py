@@ -56,7 +56,8 @@ class Display:
 
     def summary(self) -> None:
         """The totals, at the end."""
-        self.line(f"{self.files} files received, {shown_bytes(self.bytes)}.")
+        files = "1 file" if self.files == 1 else f"{self.files} files"
+        self.line(f"{files} received, {shown_bytes(self.bytes)}.")
 
     def arriving(self, file: "WaitingFile") -> None:
         """A download begins."""

@@ -2,6 +2,7 @@
 
 import sys
 
+from restante import wire
 from restante.errors import BadRequest, MessageTooLarge
 
 STANDARD_INPUT = "-"
@@ -23,13 +24,12 @@ def text_given(argument: str | None) -> str:
 
 
 def _standard_input() -> str:
-    from restante.client.calls import MAX_MESSAGE_BYTES
     from restante.client.messages import text_from
 
-    raw = sys.stdin.buffer.read(MAX_MESSAGE_BYTES + 1)
-    if len(raw) > MAX_MESSAGE_BYTES:
+    raw = sys.stdin.buffer.read(wire.MAX_MESSAGE_BYTES + 1)
+    if len(raw) > wire.MAX_MESSAGE_BYTES:
         raise MessageTooLarge(
-            f"Standard input has more than {MAX_MESSAGE_BYTES} bytes, the limit of a message: "
+            f"Standard input has more than {wire.MAX_MESSAGE_BYTES} bytes, the limit of a message: "
             "send it as a file."
         )
     return text_from(raw)

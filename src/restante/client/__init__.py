@@ -8,9 +8,10 @@ The SDK: send files and messages, and receive them by polling.
 Failures are raised as the classes of `restante.errors`, selected by the code of the answer.
 """
 
-from restante.client.aio import AsyncClient, Limits
+from restante.client.aio import AsyncClient
 from restante.client.calls import Credentials, Cursor, FeedPage
 from restante.client.client import BlockingFile, BlockingInbox, BlockingMessage, Client
+from restante.client.connection import Limits
 from restante.client.messages import rewritten
 from restante.client.poller import FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.sending import Bytes

@@ -1,24 +1,17 @@
 """The asyncio client: sends the requests that `calls` builds, and retries the repeatable ones."""
 
 import asyncio
-import io
-import ssl
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
-import aiohttp
-from yarl import URL
-
-from restante import __version__, wire
+from restante import wire
 from restante.client import calls, notifying
-from restante.client.addresses import proxy_for, server_url
 from restante.client.calls import Call, Credentials, Cursor, FeedPage
+from restante.client.connection import DEFAULT_LIMITS, Connection, Limits
 from restante.client.fetching import Fetch
-from restante.client.http_replies import failure, reply_of
+from restante.client.http_replies import has_done_nothing, reply_of
 from restante.client.messages import (
     Attachment,
     Said,
@@ -38,7 +31,7 @@ from restante.client.sending import (
     inlined,
     no_progress,
 )
-from restante.delivery.rules import MAX_FILE_BYTES, Pace, time_allowed
+from restante.delivery.rules import MAX_FILE_BYTES
 from restante.errors import AnswerInvalid, BadRequest, RestanteError
 from restante.ids import FileId, WorkspaceId
 
@@ -46,30 +39,6 @@ T = TypeVar("T")
 
 _ATTEMPTS = 4
 _MAX_DELAY_SECONDS = 4
-_UPLOAD_PACE = Pace(grace_seconds=60, min_bytes_per_second=16_384)
-_PIECE_BYTES = 256 * 1024
-
-_CONNECTION_ERRORS = (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """
-    How long a client waits for a server, and how much it reads of an answer.
-
-    Without `min_bytes_per_second`, counted after `slow_start_seconds`, a server that sends one byte
-    now and then would keep a request open for ever.
-    """
-
-    connect_timeout_seconds: float = 10
-    read_timeout_seconds: float = 30
-    slow_start_seconds: float = 15
-    min_bytes_per_second: float = 1024
-    # A page of the feed holds ROWS_PER_PAGE messages of up to 1 MiB each.
-    max_answer_bytes: int = 64 * 1024 * 1024
-
-
-DEFAULT_LIMITS = Limits()
 
 
 class AsyncClient:
@@ -88,11 +57,9 @@ class AsyncClient:
         workspace_id: WorkspaceId | UUID | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self.url = server_url(url)
+        self._connection = Connection(url, limits)
         self._token = token
         self._workspace_id = WorkspaceId(workspace_id) if workspace_id else None
-        self._limits = limits
-        self._session: aiohttp.ClientSession | None = None
 
     @classmethod
     def of(cls, credentials: Credentials) -> Self:
@@ -100,21 +67,16 @@ class AsyncClient:
         return cls(credentials.url, token=credentials.token, workspace_id=credentials.workspace_id)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None),
-            # Compressed bodies are never unpacked: a small one could expand to gigabytes.
-            headers={"User-Agent": f"restante/{__version__}", "Accept-Encoding": "identity"},
-            auto_decompress=False,
-            # Not `trust_env`: credentials from a .netrc would replace the token.
-            proxy=proxy_for(self.url),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        await self._connection.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session:
-            await self._session.close()
-            self._session = None
+        await self._connection.close()
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._connection.url
 
     @property
     def is_registered(self) -> bool:
@@ -142,7 +104,7 @@ class AsyncClient:
         """
         workspace_id = WorkspaceId(uuid4())
         call = calls.register(workspace_id, name, card=card)
-        registered = await self._send_once(call, token=registration_token)
+        registered = await self._connection.exchange(call, registration_token)
         if not registered.auth_token:
             raise AnswerInvalid("The server registered the workspace but returned no token.")
         self._token, self._workspace_id = registered.auth_token, workspace_id
@@ -235,13 +197,16 @@ class AsyncClient:
         context_id: str | None = None,
         message_id: str | None = None,
         role: str = "user",
+        is_repetition: bool = False,
     ) -> dict[str, Any]:
         """
         Send a text, or a whole JSON-RPC request; returns the server's or the workspace's answer.
 
         `files` travel inside of the message, which may have 16 MiB; `attachments` refer to files
         that `send_files` has sent.  The message is sent again after a temporary failure, with the
-        same `messageId`, and queued once.
+        same `messageId`, and queued once.  A workspace in push mode is called once: raises
+        OutcomeUnknown if a first attempt may have reached it.  `is_repetition`: an earlier call
+        with the same `message_id` may have.
         """
         if isinstance(message, str):
             message = text_message(
@@ -253,7 +218,8 @@ class AsyncClient:
             )
         elif files or attachments or context_id or message_id:
             raise BadRequest("A JSON-RPC request has its own files and ids: they go with a text.")
-        return await self.send(calls.send_message(WorkspaceId(to), message))
+        call = calls.send_message(WorkspaceId(to), message)
+        return await self.send(call.repeated(2) if is_repetition else call)
 
     async def notify(
         self,
@@ -326,16 +292,20 @@ class AsyncClient:
     async def fetch(self, file_id: FileId | UUID, start: int = 0) -> AsyncIterator[Fetch]:
         """Download a pending file from this byte on; raises UploadGone."""
         call = calls.content(self.workspace_id, FileId(file_id), start)
-        async with await self._request(call, self._token) as answer:
+        async with await self._connection.request(call, self._token) as answer:
             is_refused = answer.status not in {200, 206}
-            body = await self._read_all(answer) if is_refused else b""
+            body = await self._connection.read_all(answer) if is_refused else b""
             extent = call.read(reply_of(answer, body))
-            yield Fetch(extent, self._pieces(answer))
+            yield Fetch(extent, self._connection.pieces(answer))
 
     async def send(
         self, call: Call[T], *, body: MultipartBody | None = None, attempts: int = _ATTEMPTS
     ) -> T:
-        """Send a call; retry it if it is repeatable and the failure is temporary."""
+        """
+        Send a call; retry it if it is repeatable and the failure is temporary.
+
+        The error's fact `may_have_arrived` says whether the server may have got the call.
+        """
         backoff = Backoff(max_seconds=_MAX_DELAY_SECONDS)
         while True:
             outcome = await self._outcome(call, body)
@@ -344,88 +314,14 @@ class AsyncClient:
             if not isinstance(outcome, RestanteError):
                 return outcome
             delay = backoff.next_delay(outcome)
+            call = call if has_done_nothing(outcome) else call.repeated(backoff.failures + 1)
+            outcome.facts["may_have_arrived"] = call.is_repetition
             if not call.repeatable or not is_retryable(outcome) or backoff.failures >= attempts:
                 raise outcome
             await asyncio.sleep(delay)
 
     async def _outcome(self, call: Call[T], body: MultipartBody | None) -> T | RestanteError:
         try:
-            return await self._send_once(call, token=self._token, body=body)
+            return await self._connection.exchange(call, self._token, body)
         except RestanteError as error:
             return error
-
-    async def _send_once(
-        self, call: Call[T], *, token: str | None, body: MultipartBody | None = None
-    ) -> T:
-        with self._connection_errors():
-            async with await self._request(call, token, body) as answer:
-                return call.read(reply_of(answer, await self._read_all(answer)))
-
-    async def _request(
-        self, call: Call[Any], token: str | None, body: MultipartBody | None = None
-    ) -> aiohttp.ClientResponse:
-        """Send a request and return its answer with the body unread; redirects are not followed."""
-        if self._session is None:
-            raise RuntimeError("Use the client inside `async with`.")
-        with self._connection_errors():
-            return await self._session.request(
-                call.method,
-                URL(self.url + call.path),
-                params=call.query,
-                headers=dict(call.headers) | _authorization(token),
-                # A large body is read in pieces: written at once, it would stop the event loop.
-                data=body.pieces() if body else call.body and io.BytesIO(call.body),
-                allow_redirects=False,
-                timeout=self._timeout(call),
-            )
-
-    def _timeout(self, call: Call[Any]) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(
-            total=_upload_seconds(call),
-            sock_connect=self._limits.connect_timeout_seconds,
-            sock_read=self._limits.read_timeout_seconds + call.wait_seconds,
-        )
-
-    async def _read_all(self, answer: aiohttp.ClientResponse) -> bytes:
-        body = bytearray()
-        async for piece in self._pieces(answer):
-            body += piece
-            if len(body) > self._limits.max_answer_bytes:
-                raise AnswerInvalid("The server's answer is too long; the rest was not read.")
-        return bytes(body)
-
-    async def _pieces(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        limits = self._limits
-        started_at, received = time.monotonic(), 0
-        with self._connection_errors():
-            async for piece in answer.content.iter_chunked(_PIECE_BYTES):
-                received += len(piece)
-                allowed = limits.slow_start_seconds + received / limits.min_bytes_per_second
-                if time.monotonic() - started_at > allowed:
-                    raise AnswerInvalid("The server's answer is too slow; the rest was not read.")
-                yield piece
-
-    @contextmanager
-    def _connection_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except _CONNECTION_ERRORS as error:
-            raise failure(self.url, error) from error
-
-
-def _upload_seconds(call: Call[Any]) -> float | None:
-    """
-    The time limit of a whole upload, None for other calls; never below the server's own limit.
-
-    No other timeout ends an upload to a server that has stopped reading.
-    """
-    length = call.headers.get("Content-Length")
-    if length is None:
-        return None
-    return time_allowed(int(length), _UPLOAD_PACE).total_seconds()
-
-
-def _authorization(token: str | None) -> dict[str, str]:
-    if token and not token.isprintable():
-        raise BadRequest("The token contains a line break or a control character.")
-    return {"Authorization": f"Bearer {token}"} if token else {}

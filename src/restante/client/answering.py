@@ -3,7 +3,8 @@ Answers messages with what the user's command printed.
 
 An answer is recorded before it is sent, so that a crash repeats neither the command nor the answer.
 To a workspace it is a message whose id is derived from the message that it answers: the server
-queues it once.  To the canvas it has no id, but the feed tells whether it arrived.
+queues it once, and forwards no repetition to one that it calls.  To the canvas it has no id, but
+the feed tells whether it arrived.
 """
 
 from collections.abc import Awaitable, Callable
@@ -42,6 +43,7 @@ class Answers:
         self._progress = progress
         self._failed_for: UUID | None = None
         self._failures = 0
+        self._may_have_arrived = False
 
     async def answer(self, item: MessageItem, run: RunCommand) -> str | RestanteError | None:
         """
@@ -51,6 +53,9 @@ class Answers:
         up, so that the messages behind this one are handled.
         """
         answer = self._progress.answer_to(item.row.id)
+        if self._failed_for != item.row.id:
+            # An earlier run may have sent what it recorded.
+            self._may_have_arrived = answer is not None
         if answer is None:
             printed = bytearray()
             await run(printed)
@@ -75,8 +80,13 @@ class Answers:
             if item.row.source_id is None:
                 await self._client.notify(answer.text, since=answer.since)
             else:
-                await item.reply(answer.text, message_id=answer_id(item.row.id))
+                await item.reply(
+                    answer.text,
+                    message_id=answer_id(item.row.id),
+                    is_repetition=self._may_have_arrived,
+                )
         except RestanteError as error:
+            self._may_have_arrived = bool(error.facts.get("may_have_arrived", True))
             if self._is_given_up(item, error):
                 return error
             raise

@@ -8,7 +8,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -17,7 +17,7 @@ import msgspec
 
 from restante import wire
 from restante.client.http_replies import Reply, decoded, number_in, raise_for_status
-from restante.delivery.rules import MIB, UNKNOWN_TYPE, clean_mimetype, clean_name, display_name
+from restante.delivery.rules import UNKNOWN_TYPE, clean_mimetype, clean_name, display_name
 from restante.errors import AnswerInvalid, MessageTooLarge
 from restante.ids import ActivityId, FileId, WorkspaceId
 
@@ -25,9 +25,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 ROWS_PER_PAGE = 50
-
-# A message with all that is in it, as JSON.
-MAX_MESSAGE_BYTES = 16 * MIB
 
 # A message to a push workspace is answered by that workspace; servers wait so long by default.
 _PUSH_SECONDS = 60
@@ -57,6 +54,15 @@ class Call(Generic[T]):
     repeatable: bool = False
     # How long the server may wait before it answers.
     wait_seconds: float = 0
+
+    @property
+    def is_repetition(self) -> bool:
+        """Whether an earlier attempt may have reached the server."""
+        return wire.ATTEMPT in self.headers
+
+    def repeated(self, attempt: int) -> "Call[T]":
+        """The same request after an attempt that may have reached the server."""
+        return replace(self, headers={**self.headers, wire.ATTEMPT: str(attempt)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +169,8 @@ def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[
     """
     Send a message; raises MessageTooLarge.
 
-    A message without a `messageId` gets one: servers queue the same id of the same sender once, so
-    the request is repeatable.  Any other JSON-RPC request is not.
+    A message without a `messageId` gets one: servers queue the same id of the same sender once, and
+    forward no repetition, so the request is repeatable.  Any other JSON-RPC request is not.
     """
     sent = _with_id(message)
     path = f"/workspaces/{workspace_id}/a2a"
@@ -175,18 +181,18 @@ def send_message(workspace_id: WorkspaceId, message: Mapping[str, Any]) -> Call[
 
 def notify(
     workspace_id: WorkspaceId, text: str, attachments: Sequence[Mapping[str, Any]]
-) -> Call[wire.Status]:
+) -> Call[wire.Notified]:
     """Say something to the workspace's user; not repeatable, because the protocol has no id."""
     sent = {"message": text, "attachments": attachments}
-    return _post(f"/workspaces/{workspace_id}/notify", wire.Status, sent)
+    return _post(f"/workspaces/{workspace_id}/notify", wire.Notified, sent)
 
 
 def check_message_size(size: int) -> None:
     """Raise MessageTooLarge for a message of more bytes than servers accept."""
-    if size > MAX_MESSAGE_BYTES:
+    if size > wire.MAX_MESSAGE_BYTES:
         raise MessageTooLarge(
-            f"The message has {size} bytes with its files; the limit is {MAX_MESSAGE_BYTES}.",
-            max=MAX_MESSAGE_BYTES,
+            f"The message has {size} bytes with its files; the limit is {wire.MAX_MESSAGE_BYTES}.",
+            max=wire.MAX_MESSAGE_BYTES,
         )
 
 

@@ -15,8 +15,9 @@ from typing import Any, Final, Self, TypeVar
 from uuid import UUID
 
 from restante import wire
-from restante.client.aio import DEFAULT_LIMITS, AsyncClient, Limits
+from restante.client.aio import AsyncClient
 from restante.client.calls import ROWS_PER_PAGE, Credentials, Cursor, FeedPage
+from restante.client.connection import DEFAULT_LIMITS, Limits
 from restante.client.messages import Attachment
 from restante.client.poller import FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.sending import ProgressCallback, Source, no_progress
@@ -120,10 +121,17 @@ class BlockingMessage:
         return self._item.is_answerable
 
     def reply(
-        self, text: str, *, files: Sequence[Source] = (), message_id: str | None = None
+        self,
+        text: str,
+        *,
+        files: Sequence[Source] = (),
+        message_id: str | None = None,
+        is_repetition: bool = False,
     ) -> None:
         """Answer the sender; see MessageItem.reply."""
-        self._loop.run(self._item.reply(text, files=files, message_id=message_id))
+        self._loop.run(
+            self._item.reply(text, files=files, message_id=message_id, is_repetition=is_repetition)
+        )
 
     def ack(self) -> None:
         """Record on the server that the feed has been handled up to this message."""
@@ -321,6 +329,7 @@ class Client:
         context_id: str | None = None,
         message_id: str | None = None,
         role: str = "user",
+        is_repetition: bool = False,
     ) -> dict[str, Any]:
         """Send a text, or a whole JSON-RPC request; returns the answer."""
         return self._loop.run(
@@ -332,6 +341,7 @@ class Client:
                 context_id=context_id,
                 message_id=message_id,
                 role=role,
+                is_repetition=is_repetition,
             )
         )
 

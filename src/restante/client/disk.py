@@ -15,7 +15,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from restante.errors import FolderFull, FolderInUse, FolderUnusable, NoRoomForFile
+from restante.client.disk_room import Promise
+from restante.errors import FolderFull, FolderInUse, FolderUnusable
 
 _READ_BYTES = 1024 * 1024
 _WRITE_BEHIND_BYTES = 4 * 1024 * 1024
@@ -278,6 +279,7 @@ class Partial:
         self._hash = hashlib.sha256()
         self._is_hashed = False  # whether the hash includes the bytes of earlier attempts
         self._flushed_bytes = 0
+        self._promise = Promise(os.fstat(descriptor).st_dev)
 
     def __enter__(self) -> Self:
         return self
@@ -289,6 +291,7 @@ class Partial:
                 with suppress(FolderUnusable):
                     self._directory.remove(self._name)
         finally:
+            self._promise.end()
             os.close(self._descriptor)
 
     @property
@@ -298,16 +301,11 @@ class Partial:
 
     def check_room(self, size: int) -> None:
         """Raise NoRoomForFile if the disk has less space than the rest of the file needs."""
+        self._promise.claim(size - self.size, self._disk(), self.path)
+
+    def _disk(self) -> os.statvfs_result:
         with disk_errors(self.path):
-            disk = os.fstatvfs(self._descriptor)
-        needed, free = size - self.size, disk.f_bavail * disk.f_frsize
-        if disk.f_blocks and needed > free:  # some network filesystems report no sizes
-            raise NoRoomForFile(
-                f"There is no space left for {self.path}: it needs {needed} bytes, and {free} are "
-                "free; free some space.",
-                needed=needed,
-                free=free,
-            )
+            return os.fstatvfs(self._descriptor)
 
     def truncate(self, size: int) -> None:
         """Keep only the first bytes, and hash them."""
@@ -332,8 +330,10 @@ class Partial:
         self._hash.update(piece)
         self.size += len(piece)
         self._is_hashed = was_hashed
+        self._promise.written(len(piece))
         if self.size - self._flushed_bytes >= _WRITE_BEHIND_BYTES:
             self._start_flush()
+            self._promise.check_reserve(self._disk(), self.path)
 
     def _start_flush(self) -> None:
         """Start writing to the disk now, so that `sync` has less to wait for."""

@@ -11,12 +11,11 @@ from restante.client.calls import Extent
 from restante.client.disk import Partial
 from restante.client.retry import Backoff, is_retryable
 from restante.client.sending import ProgressCallback
-from restante.delivery.rules import MAX_FILE_BYTES, MIB, display_name
+from restante.delivery.rules import MAX_FILE_BYTES, display_name
 from restante.errors import AnswerInvalid, FileCorrupt, FileTooLarge, RestanteError, UploadGone
 from restante.ids import FileId
 
 _ATTEMPTS = 4
-_MAX_BYTES_UNASKED = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +64,13 @@ async def check_size(client: HasLimits, file: WaitingFile, max_bytes: int | None
     Raise FileTooLarge for a file above our own limit, whatever the server offers.
 
     Without a limit of our own it is the server's, which is asked when a file is larger than any
-    server accepts by default; but at most 1 GiB, because a server that lies must not fill the disk.
+    server accepts by default.  A server that lies cannot fill the disk: a reserve stays free.
     """
     if max_bytes is None:
         max_bytes = MAX_FILE_BYTES
         if file.size > max_bytes:
             limits = await client.upload_limits()
-            max_bytes = max(max_bytes, min(limits.per_file_bytes, _MAX_BYTES_UNASKED))
+            max_bytes = max(max_bytes, limits.per_file_bytes)
     if file.size > max_bytes:
         raise FileTooLarge(
             f"{file.name} has {file.size} bytes, and this side accepts at most {max_bytes}.",

@@ -17,6 +17,7 @@ from restante.client.calls import Credentials
 from restante.client.disk import Directory, read_below
 from restante.client.places import (
     HOME,
+    PARTIAL,
     ChatUploads,
     Into,
     Place,
@@ -32,7 +33,6 @@ OURS = "restante"
 _CREDENTIALS = "credentials.json"
 _PROGRESS = "progress.sqlite"
 _SQLITE_SUFFIXES = ("", "-journal", "-wal", "-shm")
-_PARTIAL = ".part"
 
 
 def kept_credentials(root: Path) -> Credentials | None:
@@ -107,7 +107,7 @@ class Folder:
     def remove_partials(self, *, keep: set[FileId]) -> None:
         """Remove the partial files of all uploads but these."""
         for name in self._partials.names():
-            file_id = as_uuid(name.removesuffix(_PARTIAL))
+            file_id = as_uuid(name.removesuffix(PARTIAL))
             if file_id is None or FileId(file_id) not in keep:
                 self._partials.remove(name)
         if isinstance(self.new_files, Into):

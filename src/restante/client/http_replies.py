@@ -9,7 +9,16 @@ import aiohttp
 import msgspec
 
 from restante import errors, wire
-from restante.errors import AnswerInvalid, RestanteError, ServerRefused, ServerUnreachable
+from restante.errors import (
+    AnswerInvalid,
+    NotReady,
+    RestanteError,
+    ServerRefused,
+    ServerUnreachable,
+    TooManyAtOnce,
+    TooManyConnections,
+    TooManyMessages,
+)
 from restante.text import printable
 
 T = TypeVar("T")
@@ -34,11 +43,23 @@ def failure(url: str, error: Exception) -> RestanteError:
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno or 0  # negative for a failed DNS lookup
         reason = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
-        return ServerUnreachable(f"{url} cannot be reached: {reason}.")
+        return ServerUnreachable(f"{url} cannot be reached: {reason}.", is_unsent=True)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return ServerUnreachable(f"{url} did not answer in time.", is_unsent=True)
     if isinstance(error, TimeoutError):
         return ServerUnreachable(f"{url} did not answer in time.")
     reason = printable(str(error)) or type(error).__name__
     return ServerUnreachable(f"The connection to {url} was lost: {reason}.")
+
+
+# A server refuses so before it begins.
+_REFUSED_EARLY = (NotReady, TooManyAtOnce, TooManyConnections, TooManyMessages)
+
+
+def has_done_nothing(error: RestanteError) -> bool:
+    """Whether the server cannot have acted: it was not reached, or refused before it began."""
+    is_unsent = isinstance(error, ServerUnreachable) and bool(error.facts.get("is_unsent"))
+    return is_unsent or isinstance(error, _REFUSED_EARLY)
 
 
 def reply_of(answer: aiohttp.ClientResponse, body: bytes) -> Reply:

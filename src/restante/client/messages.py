@@ -18,7 +18,6 @@ from restante.delivery.rules import PENDING, UPLOAD_METHOD
 from restante.errors import AnswerInvalid, BadRequest
 from restante.ids import FileId, WorkspaceId, as_uuid
 
-NOTIFY_METHOD = "notify"
 # Requests that expect words as their answer.
 _ANSWERABLE = {"message/send", "message/stream"}
 
@@ -156,7 +155,7 @@ def error_in(answer: Mapping[str, Any]) -> str | None:
 
 def notified(row: wire.ActivityRow) -> Said | None:
     """What a workspace says to its user in a row, None for any other row."""
-    if row.method != NOTIFY_METHOD or bytes(row.request_body) not in {b"", b"null"}:
+    if row.method != wire.NOTIFY or bytes(row.request_body) not in {b"", b"null"}:
         return None  # a workspace could send another one a message with this method
     try:
         body = decoded(row.response_body, cast("type[Any]", Any))
@@ -197,7 +196,8 @@ def text_of(body: Any) -> str:
     """The text of a message and the number of its files, for display."""
     said = said_in(body)
     words = said.text or "(no text)"
-    return f"{words} (+{len(said.files)} files)" if said.files else words
+    files = "1 file" if len(said.files) == 1 else f"{len(said.files)} files"
+    return f"{words} (+{files})" if said.files else words
 
 
 def _message_field(body: Any, name: str) -> Any:

@@ -9,6 +9,8 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+from restante.text import DIRECTION_MARKS, JOINERS, cut, without_invisible
+
 MAX_NAME_BYTES = 255
 
 # More than any filesystem takes; normalising a longer text could be made expensive.
@@ -17,10 +19,7 @@ _MAX_EXTENSION_BYTES = 32
 _MAX_NUMBER = 1000
 
 _FORBIDDEN = re.compile(r'[<>:"|?*\\/]')
-_JOINERS = "\u200c\u200d"  # Persian and many emoji need them
-_SKIN_TONES = range(0x1F3FB, 0x1F400)
-# Invisible, or not text: they can reorder a name, hide in it, or make two names look the same.
-_REMOVED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_BREAKS = re.compile(r"[\t\n\r]")
 
 # Windows opens a device for these, with any extension, even in a directory.
 _DEVICE = re.compile(
@@ -36,9 +35,9 @@ def local_name(name: str, max_bytes: int = MAX_NAME_BYTES) -> str:
     It does not start with a dot, because a hidden file such as `.bashrc` can take effect unseen,
     nor with a dash, because `rm *` would read it as a flag.
     """
-    text = "".join(map(_visible, _bounded(name.rpartition("/")[2])))
+    text = _visible(_bounded(name.rpartition("/")[2]))
     text = _FORBIDDEN.sub("_", unicodedata.normalize("NFC", text))
-    text = text.strip(_JOINERS + " ").rstrip(_JOINERS + ". ")
+    text = text.strip(JOINERS + " ").rstrip(JOINERS + ". ")
     if text[:1] in {".", "-"} or _DEVICE.fullmatch(text):
         text = "_" + text
     return _shortened(text, max_bytes) or "file"
@@ -65,11 +64,13 @@ def _bounded(name: str) -> str:
     return name if len(name) <= _MAX_CHARACTERS else name[:half] + name[-half:]
 
 
-def _visible(character: str) -> str:
-    kind = unicodedata.category(character)
-    if kind in _REMOVED and character not in _JOINERS:
-        return " " if character in "\t\n\r" else ""
-    return " " if kind == "Zs" else character
+def _visible(text: str) -> str:
+    """Without direction marks too: they can make two names look the same."""
+    return "".join(
+        " " if unicodedata.category(character) == "Zs" else character
+        for character in without_invisible(_BREAKS.sub(" ", text))
+        if character not in DIRECTION_MARKS
+    )
 
 
 def _caseless(name: str) -> str:
@@ -83,7 +84,8 @@ def _shortened(name: str, max_bytes: int, mark: str = "") -> str:
     stem, extension = _split(name)
     stem_bytes = max_bytes - len((mark + extension).encode())
     if len(stem.encode()) > stem_bytes:
-        stem = _cut(stem, stem_bytes).rstrip(". ")
+        fitting = stem.encode()[:stem_bytes].decode(errors="ignore")
+        stem = cut(stem, len(fitting)).rstrip(". ")
     return stem + mark + extension
 
 
@@ -93,22 +95,3 @@ def _split(name: str) -> tuple[str, str]:
     if not stem or not is_extension or len(extension.encode()) >= _MAX_EXTENSION_BYTES:
         return name, ""
     return stem, dot + extension
-
-
-def _cut(text: str, max_bytes: int) -> str:
-    """At most this many bytes, without half a character, a lost accent or half an emoji."""
-    kept = text.encode()[:max_bytes].decode(errors="ignore")
-    end = len(kept)
-    while 0 < end < len(text) and _continues(text[end - 1], text[end]):
-        end -= 1
-    return text[: end or len(kept)]
-
-
-def _continues(before: str, character: str) -> bool:
-    """Whether a character belongs to the one before it."""
-    return (
-        unicodedata.category(character).startswith("M")
-        or character in _JOINERS
-        or before == "\u200d"
-        or ord(character) in _SKIN_TONES
-    )

@@ -25,9 +25,9 @@ from restante.ids import FileId, as_uuid
 
 HOME = ".molecule"
 
-_PARTIAL = ".part"
+PARTIAL = ".part"
 # By default no server keeps an upload longer.  Where one does, the file is fetched from the start.
-_STALE_PARTIAL_SECONDS = 7 * 24 * 3600
+_STALEPARTIAL_SECONDS = 7 * 24 * 3600
 # Other programs may take a free name before we do; not for ever.
 _MAX_TRIES = 100
 # The filesystem does not take the name, although we think that any does.
@@ -54,7 +54,7 @@ class ChatUploads:
 
     def partial(self, file_id: FileId) -> Partial:
         """Open the partial file of an upload."""
-        return self.partials.partial(f"{file_id}{_PARTIAL}")
+        return self.partials.partial(f"{file_id}{PARTIAL}")
 
     def has(self, received: Received) -> bool:
         """Whether a received file still exists under its name."""
@@ -79,7 +79,7 @@ class ChatUploads:
         if received is None:
             received = Received(unique_name(file.name), State.PLACING)
             self.progress.record(file.file_id, received)
-        partial = f"{file.file_id}{_PARTIAL}"
+        partial = f"{file.file_id}{PARTIAL}"
         if not self.has(received) and self._is_unplaced(file.file_id):
             self.partials.place(partial, self.directory, received.name)
         else:
@@ -94,7 +94,7 @@ class ChatUploads:
         return self.progress.record(file_id, received.now(State.HANDLED))
 
     def _is_unplaced(self, file_id: FileId) -> bool:
-        return self.partials.has_one_name(f"{file_id}{_PARTIAL}")
+        return self.partials.has_one_name(f"{file_id}{PARTIAL}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def place_freely(
 
 def hidden_partial(file_id: FileId) -> str:
     """The name of a partial file in a directory of the user."""
-    return f".{file_id}{_PARTIAL}"
+    return f".{file_id}{PARTIAL}"
 
 
 def remove_stale_partials(path: Path) -> None:
@@ -242,10 +242,10 @@ def remove_stale_partials(path: Path) -> None:
     with Directory.existing(path) as directory:
         partials = [name for name in directory.names() if _is_partial(name)]
         directory.remove_stale_partials(
-            partials, written_before=time.time() - _STALE_PARTIAL_SECONDS
+            partials, written_before=time.time() - _STALEPARTIAL_SECONDS
         )
 
 
 def _is_partial(name: str) -> bool:
     file_id = as_uuid(name[1:-5])
-    return file_id is not None and name == f".{file_id}{_PARTIAL}"
+    return file_id is not None and name == f".{file_id}{PARTIAL}"

@@ -88,14 +88,20 @@ class MessageItem:
         return is_answerable(self.row, self.body)
 
     async def reply(
-        self, text: str, *, files: Sequence[Source] = (), message_id: str | None = None
+        self,
+        text: str,
+        *,
+        files: Sequence[Source] = (),
+        message_id: str | None = None,
+        is_repetition: bool = False,
     ) -> None:
         """
         Answer the sender: the user at the canvas, or the workspace that sent the message.
 
         To a workspace it is a message of the same conversation, with the role `agent`, and its
         files travel inside of it: 16 MiB at most.  `message_id` is the id of that message; the same
-        id is queued once.
+        id is queued once.  `is_repetition`: an earlier call with it may have reached the workspace,
+        which is not called again if it is in push mode.
         """
         if self.row.source_id is None:
             await self._client.notify(text, files=files)
@@ -107,6 +113,7 @@ class MessageItem:
             context_id=context_of(self.body),
             message_id=message_id,
             role=ANSWER_ROLE,
+            is_repetition=is_repetition,
         )
 
     async def ack(self) -> None:
@@ -155,7 +162,7 @@ class FileItem:
         longer has the file.  An exception that `progress` raises ends the download and is raised
         here.
 
-        A file above `max_bytes` is refused; by default above the server's limit or 1 GiB.  Partial
+        A file above `max_bytes` is refused; by default above the server's limit.  Partial
         files in the directory that are a week old and in use by no process are removed.
         """
         await check_size(self._client, self.file, max_bytes)

@@ -38,10 +38,6 @@ _DIRECTORY_COLUMN = "alter table files add column directory text not null defaul
 _UPDATE = "update files set name = ?, state = ?, directory = ? where file_id = ?"
 _INSERT = "insert into files (name, state, directory, file_id) values (?, ?, ?, ?)"
 
-_OWN_FILES_TABLE = """
-create table if not exists own_files (
-    number integer primary key autoincrement, file_id text not null unique
-)"""
 _ANSWER_TABLE = """
 create table if not exists answer (
     only_row integer primary key check (only_row = 1),
@@ -107,7 +103,6 @@ class Progress:
             connection.execute("begin exclusive")
             connection.execute(_CURSOR_TABLE)
             connection.execute(_FILES_TABLE)
-            connection.execute(_OWN_FILES_TABLE)
             connection.execute(_ANSWER_TABLE)
             if "directory" not in _columns(connection, "files"):
                 connection.execute(_DIRECTORY_COLUMN)
@@ -165,18 +160,6 @@ class Progress:
                 self._max_files,
             )
         return file
-
-    def is_own(self, file_id: FileId) -> bool:
-        """Whether the workspace uploaded the file itself, for its user."""
-        return self._row("select 1 from own_files where file_id = ?", str(file_id)) is not None
-
-    def record_own(self, file_id: FileId) -> None:
-        """Record a file of the workspace's own; delete the oldest records."""
-        self._write("insert or ignore into own_files (file_id) values (?)", str(file_id))
-        self._write(
-            "delete from own_files where number <= (select max(number) from own_files) - ?",
-            self._max_files,
-        )
 
     def check_room(self) -> None:
         """

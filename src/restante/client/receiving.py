@@ -25,7 +25,6 @@ from restante.client.answering import Answers
 from restante.client.fetching import WaitingFile, check_size, fetch_whole, shown_name
 from restante.client.folder import Folder
 from restante.client.messages import is_answerable, is_own, pending_file, rewritten, text_of
-from restante.client.own_files import OwnFiles
 from restante.client.places import Place
 from restante.client.poller import WAIT_SECONDS, FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.progress import Received, State
@@ -95,7 +94,6 @@ class Receiver:
         self._handlers = handlers
         self._max_bytes = max_bytes
         self._answers = Answers(client, folder.progress)
-        self._own_files = OwnFiles(client, folder.progress)
         self._gaps = Gaps()
         self._reported = dict[FileId, None]()
         self._pending_backoff = Backoff(max_seconds=_MAX_RETRY_SECONDS)
@@ -169,9 +167,7 @@ class Receiver:
     async def _receive(self, item: Item) -> None:
         if isinstance(item, FileItem):
             await self._receive_file(item.file)
-        elif is_own(item.row):
-            self._own_files.note(item.row)
-        else:
+        elif not is_own(item.row):
             await self._receive_message(item)
 
     async def _receive_pending(self, *, skip: Collection[FileId] = ()) -> int:
@@ -184,7 +180,8 @@ class Receiver:
         async for upload in self._client.pending():
             file = _waiting_file(upload)
             seen.add(file.file_id)
-            failed += file.file_id in skip or not await self._receive_listed(file)
+            if upload.source_id != self._client.workspace_id:  # else it is for our user
+                failed += file.file_id in skip or not await self._receive_file(file)
             if len(seen) == _MAX_FILES_PER_PASS:
                 break
         else:
@@ -195,9 +192,6 @@ class Receiver:
             self._pending_backoff.reset()
             self._retry_at = time.monotonic() + _MAX_RETRY_SECONDS
         return failed
-
-    async def _receive_listed(self, file: WaitingFile) -> bool:
-        return await self._own_files.has(file.file_id) or await self._receive_file(file)
 
     async def _receive_file(self, file: WaitingFile) -> bool:
         """Receive one file; returns False if it has to be retried."""

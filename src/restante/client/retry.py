@@ -24,6 +24,8 @@ _RETRYABLE = (
 
 def is_retryable(error: RestanteError) -> bool:
     """Whether the same request may succeed a little later."""
+    if isinstance(error, errors.OutcomeUnknown) and error.facts.get("delivery_mode") == "push":
+        return False  # nobody can tell: the server keeps nothing of what it forwards
     if isinstance(error, errors.ServerRefused):
         status = error.facts.get("status", 0)
         return isinstance(status, int) and (status >= 500 or status in {408, 429})

@@ -87,6 +87,7 @@ create table uploads (
     expires_at     timestamptz not null,
     first_acked_at timestamptz,          -- set when it is reopened: then acked_at returns to this time
     display_name   text,                 -- for people; null: the name, from before it was kept
+    source_id      uuid,                 -- the workspace that sent it; null: the canvas
     primary key (workspace_id, file_id)
 ) with (fillfactor = 85);
 -- Checked for new rows.  The size has the hard ceiling; a server's own limit is a setting.

@@ -51,9 +51,9 @@ with target as materialized (
     delete from reservations using room where id = $6
 ), stored as (
     insert into uploads (workspace_id, file_id, bucket, name, mimetype, size, sha256,
-                         created_at, expires_at, display_name)
+                         created_at, expires_at, display_name, source_id)
     select $1, file.id, target.bucket, file.name, file.mimetype, file.size, file.sha256, $12, $13,
-           file.display_name
+           file.display_name, $35::uuid
       from room, target, unnest($14::uuid[], $15::text[], $16::text[], $17::bigint[], $18::bytea[],
                                 $34::text[])
               as file (id, name, mimetype, size, sha256, display_name)
@@ -94,14 +94,16 @@ select fingerprint, answer from answers
 -- Absent, acknowledged, expired and another workspace's give the same answer.  $4: acknowledged ones
 -- are wanted too, for as long as they exist.
 select workspace_id, file_id, bucket, name, mimetype, size, sha256,
-       created_at, fetched_at, acked_at, expires_at, coalesce(display_name, name) as display_name
+       created_at, fetched_at, acked_at, expires_at, coalesce(display_name, name) as display_name,
+       source_id
   from uploads
  where workspace_id = $1 and file_id = $2
    and case when acked_at is null then expires_at > $3 else $4::boolean end;
 
 -- name: unacked_uploads
 select file_id, name, mimetype as mime_type, size, encode(sha256, 'hex') as sha256,
-       created_at, fetched_at, expires_at, coalesce(display_name, name) as display_name
+       created_at, fetched_at, expires_at, coalesce(display_name, name) as display_name,
+       source_id
   from uploads
  where workspace_id = $1 and acked_at is null and expires_at > $2
    and (created_at, file_id) > ($3, $4)
@@ -182,14 +184,15 @@ with acked as (
       from counter
      where workspace_id = $1 and file_id = $2
 )
-insert into feed (id, workspace_id, seq, activity_type, target_id, method, summary,
+insert into feed (id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
                   request_body, status, created_at, bytes)
-select $5, $1, counter.last_seq, $7, $1, $8, $9, $10, $11, $6, $12 from counter
+select $5, $1, counter.last_seq, $7, $19::uuid, $1, $8, $9, $10, $11, $6, $12 from counter
 returning seq;
 
 -- name: get_acked
 select workspace_id, file_id, bucket, name, mimetype, size, sha256,
-       created_at, fetched_at, acked_at, expires_at, coalesce(display_name, name) as display_name
+       created_at, fetched_at, acked_at, expires_at, coalesce(display_name, name) as display_name,
+       source_id
   from uploads
  where workspace_id = $1 and file_id = $2 and acked_at is not null;
 

@@ -8,7 +8,6 @@ same function to what the server says before it touches its disk.
 import hashlib
 import math
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,11 +18,10 @@ import msgspec
 
 from restante.errors import BadRequest, QuotaTooSmall, RequestTooLarge, ServerFull, WorkspaceFull
 from restante.ids import FileId, WorkspaceId
+from restante.limits import MAX_FILE_BYTES, MAX_REQUEST_BYTES
+from restante.text import cut, without_invisible
 
 MIB = 1024 * 1024
-# What holds unless the operator has set other limits.
-MAX_FILE_BYTES = 25 * MIB
-MAX_REQUEST_BYTES = 50 * MIB
 MAX_FILES_PER_REQUEST = 64
 CHUNK_BYTES = 256 * 1024
 
@@ -51,16 +49,6 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
 
 _MAX_DISPLAY_NAME = 255
 _FOLDERS = re.compile(r".*[/\\]", re.DOTALL)
-# Control characters, line separators, surrogates, and what is invisible or changes the order of the
-# text around it: a name must be what it looks like.  Joiners, and the marks between left-to-right
-# and right-to-left text, belong to the spelling of many languages and stay.
-_NOT_SHOWN = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u180e\u200b\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
-)
-_JOINER = "\u200d"
-_SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
-_MAX_CLUSTER = 32  # marks on one letter; more are cut apart
 _MAX_TYPE = 255  # twice the 127 characters of RFC 6838, and a slash
 _MIME_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~]+")
 UNKNOWN_TYPE = "application/octet-stream"
@@ -82,6 +70,7 @@ class Upload:
     acked_at: datetime | None
     expires_at: datetime
     display_name: str
+    source_id: WorkspaceId | None  # the workspace that sent it; None: the canvas
 
 
 class Chunk(NamedTuple):
@@ -154,7 +143,7 @@ def display_name(raw: str) -> str:
 
     It is not normalised, because it must stay equal to what its sender has.
     """
-    shown = _NOT_SHOWN.sub("", _FOLDERS.sub("", raw)).strip()
+    shown = without_invisible(_FOLDERS.sub("", raw)).strip()
     if len(shown) > _MAX_DISPLAY_NAME:
         shown = _shortened_display(shown)
     return clean_name(raw) if shown in {"", ".", ".."} else shown
@@ -163,19 +152,7 @@ def display_name(raw: str) -> str:
 def _shortened_display(name: str) -> str:
     stem, dot, extension = name.rpartition(".")
     suffix = dot + extension if stem and len(extension) < _MAX_EXTENSION else ""
-    most = _MAX_DISPLAY_NAME - len(suffix)
-    end = most
-    while end > most - _MAX_CLUSTER and _is_inside_a_letter(name, end):
-        end -= 1
-    if _is_inside_a_letter(name, end):
-        end = most
-    return name[:end].rstrip() + suffix
-
-
-def _is_inside_a_letter(name: str, at: int) -> bool:
-    """Whether the character here combines with the one before."""
-    is_mark = unicodedata.category(name[at]).startswith("M") or name[at] in _SKIN_TONES
-    return is_mark or _JOINER in {name[at], name[at - 1]}
+    return cut(name, _MAX_DISPLAY_NAME - len(suffix)).rstrip() + suffix
 
 
 def clean_mimetype(mimetype: str) -> str:

@@ -50,7 +50,7 @@ class Batch:
     bucket: datetime | None = None  # None: the current one
     created_at: datetime
     expires_at: datetime
-    source_id: WorkspaceId | None = None  # the sender, in the feed rows; None: the canvas
+    source_id: WorkspaceId | None = None  # the sender; None: the canvas
     files: Sequence[IncomingFile]
     chunks: Sequence[Chunk]  # those that were not written ahead
     quota: Quota
@@ -406,6 +406,7 @@ async def reopen(  # noqa: PLR0913 - each argument is one fact, named by its cal
         limits.max_written_bytes,
         quota.max_bytes,
         quota.max_files,
+        upload.source_id,
     )
     return seq is not None
 

@@ -28,6 +28,7 @@ from restante.errors import (
     FileTooLarge,
     KeyReused,
     NotAuthenticated,
+    OutcomeUnknown,
     QuotaTooSmall,
     RangeNotSatisfiable,
     RequestTooLarge,
@@ -120,6 +121,7 @@ class UploadQuery(msgspec.Struct, frozen=True):
         TooManyAtOnce,
         WorkspaceUnreachable,
         AddressRefused,
+        OutcomeUnknown,
         ServerFull,
         DiskLow,
     ),
@@ -127,6 +129,7 @@ class UploadQuery(msgspec.Struct, frozen=True):
         wire.IDEMPOTENCY_KEY: "Makes a repeated request return the first answer.",
         wire.CALLER_ID: "With the workspace's own token and id: the files come from it, and the "
         "rows of its feed say so in `source_id`.",
+        wire.ATTEMPT: relay.ATTEMPT_MEANING,
     },
 )
 async def upload(request: Request) -> Response:
@@ -134,6 +137,7 @@ async def upload(request: Request) -> Response:
     source_id = auth.claimed_source(request, workspace)
     try:
         if workspace.delivery_mode == "push" and workspace.url:
+            relay.refuse_repetition(request)
             return _forward(request, workspace)
         if workspace.delivery_mode == "push" or not request.app.state.staging_enabled:
             raise WorkspaceHasNoCallback("workspace has no callback URL")

@@ -1,5 +1,5 @@
 """
-Who watches what: the token, the workspace, and the row to resume after.
+Decides what a watcher may watch: the token, the workspace, and the row to resume after.
 
 The path names a workspace, or else the header `X-Workspace-ID` or the parameter `workspace_id`, or
 else the token itself; the operator's token alone means all of them.  Where a header cannot be set,

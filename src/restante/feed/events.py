@@ -2,7 +2,7 @@
 Watch by server-sent events: an `ACTIVITY_LOGGED` for each row of a feed, after its commit.
 
 A row with which an agent answers its user has an `AGENT_MESSAGE` before that.  Only the last event
-of a row has its id: who resumes between the two is sent both again.
+of a row has its id: a watcher that resumes between the two is sent both again.
 
 A browser can set no header, so the token may be sent as the parameter `access_token`; we never log
 URLs or use them as labels.
@@ -99,8 +99,8 @@ class AnyEventsQuery(msgspec.Struct, frozen=True):
     caller="any workspace or admin",
     details="The same for the workspace that the token belongs to. The operator's token watches "
     "all workspaces, unless `X-Workspace-ID` names one. An event of all workspaces has as its id a "
-    "moment before which nothing was missed: who resumes after it may be sent the events of the "
-    "last minutes again. The same by WebSocket, at `/ws`.",
+    "moment before which nothing was missed: a watcher that resumes after it may be sent the "
+    "events of the last minutes again. The same by WebSocket, at `/ws`.",
     query=AnyEventsQuery,
     answers={200: "text/event-stream"},
     refusals=_REFUSALS,

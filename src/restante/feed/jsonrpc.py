@@ -17,6 +17,8 @@ Object: TypeAlias = dict[str, Any]
 SEND = "message/send"
 # What carries a message in `params.message`; other methods pass as they are.
 _WITH_MESSAGE = frozenset({SEND, "message/stream"})
+# What params have beside the message, also if they are the message otherwise.
+_BESIDE_MESSAGE = ("configuration",)
 _ENVELOPE = ("jsonrpc", "id", "method")
 
 
@@ -32,8 +34,11 @@ class Request:
 def normalised(sent: Object, *, new_id: Callable[[], str]) -> Request:
     """The body in its one shape, which does not change it any more; raises BadRequest."""
     body = _checked(_wrapped(sent))
+    carries_message = body["method"] in _WITH_MESSAGE
+    if carries_message:
+        body = _with_message(body)
     chosen = _message_id(_message_of(body))
-    if body["method"] in _WITH_MESSAGE:
+    if carries_message:
         body = _completed(body, chosen, new_id)
     return Request(with_kinds(body), body["method"], chosen)
 
@@ -56,19 +61,43 @@ def _wrapped(sent: Object) -> Object:
     if isinstance(sent.get("message"), dict):
         rest = {name: value for name, value in sent.items() if name not in _ENVELOPE}
         return {**envelope, "params": rest}
-    if not envelope.keys() - {"id"} and ("parts" in sent or "content" in sent):
+    if not envelope.keys() - {"id"} and _says_something(sent):
         return {"params": {"message": sent}}
     return sent
 
 
+def _says_something(holder: Object) -> bool:
+    return "parts" in holder or "content" in holder
+
+
+def _with_message(body: Object) -> Object:
+    """The body with `params.message`, if its params are the message themselves."""
+    params = body.get("params")
+    if not isinstance(params, dict):
+        return body
+    sent = cast("Object", params)
+    if sent.get("message") is not None or not _says_something(sent):
+        return body
+    beside = {name: sent[name] for name in _BESIDE_MESSAGE if name in sent}
+    message = {name: sent[name] for name in sent if name not in {"message", *_BESIDE_MESSAGE}}
+    return {**body, "params": {**beside, "message": message}}
+
+
 def _checked(body: Object) -> Object:
-    """The body with its method; of the rest of the envelope only the version is checked."""
+    """
+    The body with its method; of the rest of the envelope only the version is checked.
+
+    A field that is null or empty counts as absent.
+    """
     method = body.get("method")
     if method is None or method == "":
         method = SEND
     if not isinstance(method, str) or not method.strip():
         raise BadRequest("method is wrong: it must be the name of a method.")
-    if body.get("jsonrpc", "2.0") != "2.0":
+    version = body.get("jsonrpc")
+    if version is None or version == "":
+        body = {name: value for name, value in body.items() if name != "jsonrpc"}
+    elif version != "2.0":
         raise BadRequest("jsonrpc is wrong: only version 2.0 is supported.")
     return {**body, "method": method}
 

@@ -8,7 +8,6 @@ import msgspec
 
 from restante import wire
 from restante.database.spans import floor
-from restante.feed.row_events import NOTIFY
 from restante.feed.rules import CLOCK_SKEW, NewActivity
 from restante.text import printable
 
@@ -51,7 +50,7 @@ def notification(sent: wire.Notification) -> NewActivity:
     """
     files = [{"kind": "file", "file": one} for one in sent.attachments or ()]
     return NewActivity(
-        method=NOTIFY,
+        method=wire.NOTIFY,
         summary="Agent message: " + printable(sent.message[:_SUMMARY_CHARACTERS]),
         request_body=None,
         response_body=msgspec.json.encode({"result": sent.message, "parts": files}),

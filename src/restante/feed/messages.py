@@ -19,6 +19,7 @@ from restante.errors import (
     DiskLow,
     FeedFull,
     NotAuthenticated,
+    OutcomeUnknown,
     ServerFull,
     TooManyAtOnce,
     TooManyMessages,
@@ -48,8 +49,6 @@ from restante.workspaces.rates import Rate
 from restante.workspaces.rules import Workspace, clean_label
 
 TAG = "messages"
-
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
 def _feed(request: Request) -> Feed:
@@ -87,17 +86,24 @@ def _room(request: Request) -> BodyRoom:
         TooManyAtOnce,
         WorkspaceUnreachable,
         AddressRefused,
+        OutcomeUnknown,
         ServerFull,
         DiskLow,
     ),
-    headers={wire.CALLER_ID: "The sender's workspace; must be the one the token belongs to."},
+    headers={
+        wire.CALLER_ID: "The sender's workspace; must be the one the token belongs to.",
+        wire.ATTEMPT: relay.ATTEMPT_MEANING,
+    },
 )
 async def send(request: Request) -> Response:
     sender = await auth.sender(request)
     if sender:
         # Before the look-up: a wrong id costs as much as a message, so that ids cannot be probed.
         _rate(request).spend(sender)
-    return _Delivery(request, await auth.recipient(request), sender)
+    workspace = await auth.recipient(request)
+    if workspace.delivery_mode == "push":
+        relay.refuse_repetition(request)
+    return _Delivery(request, workspace, sender)
 
 
 class _Delivery(Response):
@@ -113,22 +119,27 @@ class _Delivery(Response):
         self._workspace = workspace
         self._sender = sender
         self._has_begun = False
+        self._is_forwarded = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(message: MutableMapping[str, Any]) -> None:
             self._has_begun = True
             await send(message)
 
-        size = largest_length(self._request, MAX_MESSAGE_BYTES)
+        size = largest_length(self._request, wire.MAX_MESSAGE_BYTES)
         try:
             async with _room(self._request).place(size) as place:
                 message = await _message(self._request, await self._body(place))
                 response = await self._delivered(message)
+                self._is_forwarded = self._workspace.delivery_mode == "push"
                 place.wait_for_client()  # a push workspace may be slow to take it
                 await response(scope, receive, answer)
-        except TooManyAtOnce:
-            if not self._has_begun:  # else the connection is closed: a short answer must not pass
-                raise
+        except TooManyAtOnce as error:
+            if self._has_begun:  # the connection is closed: a short answer must not pass
+                return
+            if self._is_forwarded:
+                raise relay.outcome_unknown() from error
+            raise
 
     async def _body(self, place: Place) -> bytes:
         async def on_bytes(size: int) -> None:
@@ -136,7 +147,9 @@ class _Delivery(Response):
             _rate(self._request).spend_bytes(self._sender, size)
             await place.grow(size)
 
-        body = await read_limited(self._request, max_bytes=MAX_MESSAGE_BYTES, on_bytes=on_bytes)
+        body = await read_limited(
+            self._request, max_bytes=wire.MAX_MESSAGE_BYTES, on_bytes=on_bytes
+        )
         place.gives_way = False
         return body
 

@@ -7,14 +7,11 @@ from msgspec import Raw, Struct
 
 from restante import wire
 
-# The method of a row with which an agent answers its user.
-NOTIFY = "notify"
-
 RowEvent: TypeAlias = wire.Event | wire.AgentEvent
 
 
 class _Part(Struct, frozen=True):
-    file: wire.AgentFile | None = None
+    file: wire.Attachment | None = None
 
 
 class _Answer(Struct, frozen=True):
@@ -29,7 +26,7 @@ def events_of(row: wire.ActivityRow, name: str) -> list[RowEvent]:
     """
     The events of a row, for a workspace with this name.
 
-    The last one is of the row itself: who has seen it has seen all.
+    The last one is of the row itself: a watcher that has seen it has seen all.
     """
     logged = wire.Event("ACTIVITY_LOGGED", row.workspace_id, row.created_at, row)
     answer = _answer(row)
@@ -42,7 +39,7 @@ def events_of(row: wire.ActivityRow, name: str) -> list[RowEvent]:
 
 def may_be_answer(row: wire.ActivityRow) -> bool:
     """Whether a name is needed for the events of this row."""
-    return row.method == NOTIFY and row.response_body != Raw(b"null")
+    return row.method == wire.NOTIFY and row.response_body != Raw(b"null")
 
 
 def _answer(row: wire.ActivityRow) -> _Answer | None:

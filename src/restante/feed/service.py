@@ -16,7 +16,7 @@ from restante.feed import room, row_events, store
 from restante.feed.pages import Look, Reader, cursor_gone
 from restante.feed.readers import LargeRoom, ReadTurns, SharedRate
 from restante.feed.room import SenderParts
-from restante.feed.row_events import NOTIFY, RowEvent
+from restante.feed.row_events import RowEvent
 from restante.feed.rules import (
     ROWS_PER_LOOK,
     ROWS_PER_SCAN,
@@ -160,7 +160,7 @@ class Feed:
         ends_at = time.monotonic() + query.wait_seconds
         async with self.wakeups.waiting(workspace_id) as waiter:
             found = await self._search(workspace_id, query)
-            # Who has no cursor can go on with new rows, however few of the old ones were searched.
+            # Without a cursor it can go on with new rows, however few of the old were searched.
             may_wait = found.is_enough or query.is_newest_first
             while found.page.is_empty and may_wait and not self.wakeups.stopping:
                 left = ends_at - time.monotonic()
@@ -290,5 +290,5 @@ class Feed:
         For a workspace that does not poll: it would find its feed full of what it said itself.
         """
         async with self._db.connection() as connection:
-            if await store.has_only(connection, workspace_id, NOTIFY, up_to_seq=seq):
+            if await store.has_only(connection, workspace_id, wire.NOTIFY, up_to_seq=seq):
                 await store.acknowledge(connection, workspace_id, seq)

@@ -354,7 +354,7 @@ class Needed:
 
 
 async def needed_in(connection: Connection, partition: str, *, removed_before: datetime) -> Needed:
-    """Who has not acknowledged rows of this partition; who was removed before that needs none."""
+    """The workspaces that need rows of this partition; one removed before that needs none."""
     statement, last = queries.in_partition % ((sql.quoted(partition),) * 3), UUID(int=0)
     needed = list[Row]()
     while found := await connection.fetch(statement, last, _WORKSPACES_PER_LOOK):

@@ -70,7 +70,7 @@ class FeedTotal:
             self._appended_since += size
 
     async def _read(self) -> None:
-        """Read the sum unless it is fresh; who comes meanwhile waits for it."""
+        """Read the sum unless it is fresh; a caller that comes meanwhile waits for it."""
         async with self._reading:
             if time.monotonic() - self._read_at < self.fresh_seconds:
                 return

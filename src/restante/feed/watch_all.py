@@ -5,9 +5,10 @@ Nothing here is kept for a workspace that is quiet.  Wake-ups say which feeds gr
 read from its position on, a page at a time.  A feed without a position is read from the horizon on:
 its rows from transactions below the horizon were sent, or are from before the watch began.
 
-A search finds what no wake-up has told: when it is not known what was missed, and once in a while,
-because a server can die between a commit and its notification.  It also moves the horizon forward,
-and drops the positions of feeds that have been quiet since the last one (decision 25).
+A search finds what no wake-up has announced.  It is made when it is not known what was missed, and
+once in a while, because a server can die between a commit and its notification.  It also moves the
+horizon forward, and drops the positions of feeds that have been quiet since the last one (decision
+25).
 """
 
 import re

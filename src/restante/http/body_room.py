@@ -62,7 +62,7 @@ class Place:
 
 
 class BodyRoom:
-    """Who has room, and who waits for it."""
+    """The bodies that have room, and those that wait for it."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class BodyRoom:
     ) -> None:
         self._free = max_bytes
         self.guaranteed_seconds = guaranteed_seconds
-        self._longest_wait_seconds = longest_wait_seconds
+        self.longest_wait_seconds = longest_wait_seconds
         self._inside: list[Place] = []
         self._waiting: list[Place] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -82,6 +82,11 @@ class BodyRoom:
     @property
     def free_bytes(self) -> int:
         return self._free
+
+    @property
+    def callers(self) -> list[Hashable]:
+        """Whose bodies have room, by the time of their entry."""
+        return [one.caller for one in self._inside]
 
     @property
     def waiting(self) -> int:
@@ -111,7 +116,7 @@ class BodyRoom:
             return
         turns.pause()
         try:
-            async with asyncio.timeout(self._longest_wait_seconds):
+            async with asyncio.timeout(self.longest_wait_seconds):
                 await asyncio.shield(place.given)
         except TimeoutError as error:
             raise _refusal("Too many large bodies are on their way.") from error

@@ -29,7 +29,7 @@ class _Caller:
 
 
 class Turns:
-    """Who works now, and who waits."""
+    """The callers that work now, and those that wait."""
 
     def __init__(self, *, at_once: int = _AT_ONCE, per_caller: int = _AT_ONCE_PER_CALLER) -> None:
         self._free = at_once

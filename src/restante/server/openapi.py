@@ -290,6 +290,7 @@ _HEADER_SCHEMAS: Mapping[str, Json] = {
         "maxLength": wire.MAX_IDEMPOTENCY_KEY,
         "pattern": "^[ -~]+$",
     },
+    wire.ATTEMPT: {"type": "integer", "minimum": 1},
 }
 
 

@@ -15,12 +15,14 @@ from restante.wire.common import (
 )
 from restante.wire.feed import (
     ACKED_SEQ as ACKED_SEQ,
+    ATTEMPT as ATTEMPT,
     LATEST_SEQ as LATEST_SEQ,
     LOWEST_SEQ as LOWEST_SEQ,
+    MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES,
+    NOTIFY as NOTIFY,
     READ_SEQ as READ_SEQ,
     ActivityRow as ActivityRow,
     AgentEvent as AgentEvent,
-    AgentFile as AgentFile,
     AgentMessage as AgentMessage,
     Attachment as Attachment,
     Event as Event,

@@ -12,6 +12,15 @@ LATEST_SEQ = "X-Restante-Latest-Seq"
 ACKED_SEQ = "X-Restante-Acked-Seq"
 READ_SEQ = "X-Restante-Read-Seq"
 
+# Above 1: an earlier attempt with the same request may have reached the server.
+ATTEMPT = "X-Restante-Attempt"
+
+# The method of a row with which an agent answers its user.
+NOTIFY = "notify"
+
+# A message with all that is in it, as JSON.
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
 _PARAMS = {"message": {"role": "user", "parts": [{"kind": "text", "text": "Good morning."}]}}
 
 
@@ -119,22 +128,13 @@ class Event(Struct, frozen=True):
     payload: ActivityRow
 
 
-class AgentFile(Struct, frozen=True, omit_defaults=True, rename={"mime_type": "mimeType"}):
-    """A file beside an agent's message."""
-
-    uri: str
-    name: str
-    mime_type: str | None = None
-    size: int | None = None
-
-
 class AgentMessage(Struct, frozen=True):
     """What the agent of a workspace tells its user."""
 
     message: str
     workspace_id: UUID
     name: Annotated[str, Meta(description="The name of the workspace.")]
-    attachments: list[AgentFile]
+    attachments: list[Attachment]
 
 
 class AgentEvent(Struct, frozen=True):

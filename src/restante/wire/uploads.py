@@ -50,6 +50,13 @@ class PendingUpload(Struct, frozen=True, rename={"mime_type": "mimeType"}):
     fetched_at: Moment | None
     expires_at: Moment
     display_name: Annotated[str, Meta(description="The name for people.")] | UnsetType = UNSET
+    source_id: Annotated[
+        UUID | None,
+        Meta(
+            description="The workspace that sent it; null: from the canvas. Your own id: it is for "
+            "your user, so do not fetch it."
+        ),
+    ] = None
 
 
 class PendingUploads(Struct, frozen=True):

@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from restante import wire
 from restante.errors import (
+    OutcomeUnknown,
     RequestTooLarge,
     RestanteError,
     UploadTooSlow,
@@ -21,10 +23,14 @@ from restante.http import turns
 from restante.http.bodies import pieces
 from restante.http.disconnect import disconnected, while_connected
 from restante.workspaces.push import Answer, Push
-from restante.workspaces.rules import Workspace
+from restante.workspaces.rules import Workspace, is_repetition
 
 log = structlog.get_logger()
 
+ATTEMPT_MEANING = (
+    "The number of this attempt, if an earlier one may have arrived. Above 1, nothing is forwarded "
+    "to a workspace in push mode."
+)
 _FORWARDED = ("Content-Type", "Content-Length")
 
 
@@ -55,6 +61,20 @@ def message(
     push: Push = request.app.state.push
     call = push.message(workspace, body, sender=sender)
     return _Relay(_Body(request, workspace, None), call)
+
+
+def refuse_repetition(request: Request) -> None:
+    """Raise OutcomeUnknown for a repeated attempt: the workspace would act on it a second time."""
+    if is_repetition(request.headers.get(wire.ATTEMPT)):
+        raise outcome_unknown()
+
+
+def outcome_unknown() -> OutcomeUnknown:
+    """Nothing is kept of what is forwarded, so nobody can look it up."""
+    return OutcomeUnknown(
+        "The workspace is called directly, and whether an attempt reached it is not known.",
+        delivery_mode="push",
+    )
 
 
 def log_refusal(workspace: Workspace, refusal: RestanteError) -> None:

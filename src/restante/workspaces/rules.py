@@ -251,3 +251,8 @@ def token_matches(workspace: Workspace, token: str) -> bool:
     stored = workspace.token_hash or bytes(32)
     same = hmac.compare_digest(stored, token_hash(token))
     return same and workspace.token_hash is not None and workspace.status == "active"
+
+
+def is_repetition(attempt: str | None) -> bool:
+    """Whether the number of an attempt says that an earlier one may have arrived."""
+    return attempt is not None and attempt.strip() not in {"", "1"}
