@@ -380,13 +380,3 @@ class Page:
     def has_more(self) -> bool:
         """Whether rows are left to be looked at; a filter may still let none of them pass."""
         return self.read_seq < self.marks.last_seq
-
-    @property
-    def body_bytes(self) -> int:
-        """How much memory its bodies take."""
-        return sum(map(body_bytes, self.rows))
-
-
-def body_bytes(row: wire.ActivityRow) -> int:
-    """The size of what others have written into a row."""
-    return memoryview(row.request_body).nbytes + memoryview(row.response_body).nbytes
