@@ -257,7 +257,7 @@ class FeedFull(RestanteError):
 
 
 class TooManyAtOnce(RestanteError):
-    """The workspace has reached its limit of concurrent requests, or of those of this kind."""
+    """The workspace, or the server, has reached its limit of requests of this kind."""
 
     code = "too_many_at_once"
 

@@ -118,6 +118,7 @@ class Crowded:
             lambda: feed.acknowledge(connection, workspace_id, ROWS - 3),
             lambda: feed.acknowledge(connection, workspace_id, ROWS - 10, self.row_id),
             lambda: feed.seq_of(connection, workspace_id, self.row_id),
+            lambda: feed.newest(connection, workspace_id),
             lambda: feed.fill_of(connection, workspace_id),
             lambda: seen_seqs(connection, [workspace_id], Horizon(2**31 - 1, NOW)),
             lambda: feed.trim_oldest(

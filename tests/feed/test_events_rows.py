@@ -14,7 +14,7 @@ from watchers import WAYS, append, choose, id_of, is_watched_by, nobody_watches,
 
 from restante.feed.rules import UNLIMITED, Page
 from restante.feed.service import Feed, Query
-from restante.ids import WorkspaceId, new_activity_id
+from restante.ids import ActivityId, WorkspaceId, new_activity_id
 
 pytestmark = pytest.mark.anyio
 
@@ -164,6 +164,11 @@ class GrowingFeed(Feed):
         page = await super().read(workspace_id, query)
         await self._grow()
         return page
+
+    async def newest(self, workspace_id: WorkspaceId) -> tuple[int, ActivityId | None]:
+        newest = await super().newest(workspace_id)
+        await self._grow()
+        return newest
 
     async def _grow(self) -> None:
         if not self._has_grown:

@@ -1,7 +1,6 @@
 """Pages end by bytes too: the memory for them is bounded, and a reader goes on without a hole."""
 
 import asyncio
-from contextlib import ExitStack
 from typing import Any
 from urllib.request import Request, urlopen
 from uuid import UUID
@@ -10,16 +9,15 @@ import asyncpg
 import pytest
 from attacks import MIB
 from callers import Caller, registered
+from large_rows import LARGE_BYTES, make_rows, taken
 from processes import Server, peak_kib, registered_at
 from sites import Site
 from waiting import until
-from watchers import WAYS, append, id_of, watch
+from watchers import WAYS, append, watch
 
 from restante.database.pool import SCHEMA
-from restante.errors import TooManyAtOnce
-from restante.feed.readers import Places
+from restante.feed.readers import SharedRate
 from restante.feed.rules import MAX_PAGE_BYTES
-from restante.feed.service import _LARGE_ANSWERS
 from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio
@@ -33,25 +31,6 @@ async def caller(site: Site) -> Caller:
 @pytest.fixture
 async def connection(connections: Any) -> Any:
     return await connections()
-
-
-async def make_rows(connection: Any, workspace_id: str, *sizes: int) -> None:
-    """Rows whose bodies are strings of these sizes, which compress to almost nothing."""
-    await connection.execute(
-        "with counter as ("
-        "    update feeds set last_seq = last_seq + cardinality($2::int[])"
-        "     where workspace_id = $1 returning last_seq - cardinality($2::int[]) as last"
-        ") insert into feed"
-        " (id, workspace_id, seq, activity_type, status, request_body, created_at)"
-        # An id of this millisecond, as `new_activity_id` makes them.
-        " select (lpad(to_hex((extract(epoch from now()) * 1000)::bigint), 12, '0')"
-        "         || lpad(to_hex(size.number), 20, '0'))::uuid,"
-        "        $1, last + size.number, 'a2a_receive', 'ok',"
-        "        to_json(repeat('x', size.bytes - 2)::text), now()"
-        "   from counter, unnest($2::int[]) with ordinality as size (bytes, number)",
-        UUID(workspace_id),
-        sizes,
-    )
 
 
 def seqs(rows: list[dict[str, Any]]) -> list[int]:
@@ -136,35 +115,13 @@ async def test_the_head_of_a_large_page_has_no_body(caller: Caller, connection: 
     assert answer.headers["X-Restante-Latest-Seq"] == "2"
 
 
-async def test_a_workspace_has_a_few_places_for_large_answers_and_others_have_theirs(
-    caller: Caller, connection: Any
-):
-    """Readers that do not drain their answers hold memory; here only the places are held."""
-    other = await registered(caller.site)
-    for one in (caller, other):
-        await make_rows(connection, one.id, MIB)
-    places: Places = caller.site.state.feed.large_answers
-
-    with ExitStack() as held:
-        for _ in range(_LARGE_ANSWERS):
-            held.enter_context(places.place(id_of(caller), MIB))
-        refused = await caller.read_feed()
-        empty = await caller.read_feed(since_seq=1)
-        others = await other.read_feed()
-    afterwards = await caller.read_feed()
-
-    assert (refused.status, refused.json["code"]) == (429, "too_many_at_once")
-    assert [empty.status, others.status, afterwards.status] == [200, 200, 200]
-    await until(lambda: asyncio.sleep(0, not places.taken))
-
-
 def test_several_large_answers_of_a_workspace_share_a_rate_and_one_alone_has_none():
-    places, workspace_id = Places(3), WorkspaceId(UUID(int=1))
+    rate, workspace_id = SharedRate(), WorkspaceId(UUID(int=1))
 
-    with places.place(workspace_id, MIB):
-        alone = places.pause_after(workspace_id, MIB)
-        with places.place(workspace_id, MIB):
-            together = places.pause_after(workspace_id, MIB)
+    with rate.sending(workspace_id):
+        alone = rate.pause_after(workspace_id, MIB)
+        with rate.sending(workspace_id):
+            together = rate.pause_after(workspace_id, MIB)
 
     assert alone == 0
     assert together == pytest.approx(2 / 64)
@@ -172,53 +129,16 @@ def test_several_large_answers_of_a_workspace_share_a_rate_and_one_alone_has_non
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_watcher_waits_for_a_place_and_then_gets_every_row(caller: Caller, way: str):
-    feed = caller.site.state.feed
-    with ExitStack() as held:
-        for _ in range(_LARGE_ANSWERS):
-            held.enter_context(feed.large_events.place(id_of(caller), MIB))
-        async with watch(caller, way) as watcher:
+    room = caller.site.state.feed.large_events
+    async with watch(caller, way) as watcher:
+        async with taken(room):
             await append(caller, "large", b'"%b"' % (b"x" * (MIB // 4)))
             await append(caller, "small")
-            held.close()
+            await until(lambda: asyncio.sleep(0, room.waiting == 1))
 
-            assert await watcher.summaries(2) == ["large", "small"]
+        assert await watcher.summaries(2) == ["large", "small"]
 
-    await until(lambda: asyncio.sleep(0, not feed.large_events.taken))
-
-
-def test_the_bytes_of_large_answers_are_bounded():
-    """A row may have 16 MiB; a workspace may always read one of them, unless all are too many."""
-    places, workspaces = Places(8), [WorkspaceId(UUID(int=number)) for number in range(9)]
-    first, *others = workspaces
-
-    with ExitStack() as held:
-        held.enter_context(places.place(first, 16 * MIB))
-        held.enter_context(places.place(first, 16 * MIB))
-        with pytest.raises(TooManyAtOnce):
-            held.enter_context(places.place(first, MIB))
-        for one in others[:7]:
-            held.enter_context(places.place(one, 32 * MIB))
-        with pytest.raises(TooManyAtOnce):
-            held.enter_context(places.place(others[7], MIB))
-
-    with places.place(others[7], 40 * MIB):
-        pass
-
-
-def test_a_place_is_given_back_however_its_answer_ends():
-    places, workspace_id = Places(1), WorkspaceId(UUID(int=1))
-    with pytest.raises(ZeroDivisionError), places.place(workspace_id, MIB):
-        raise ZeroDivisionError
-
-    with (
-        places.place(workspace_id, MIB),
-        pytest.raises(TooManyAtOnce),
-        places.place(workspace_id, MIB),
-    ):
-        pass
-
-    with places.place(workspace_id, MIB):
-        pass
+    await until(lambda: asyncio.sleep(0, room.free_bytes == LARGE_BYTES))
 
 
 @pytest.mark.slow

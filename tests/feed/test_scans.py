@@ -13,7 +13,7 @@ from waiting import until
 from restante.database.pool import Database
 from restante.errors import TooManyAtOnce
 from restante.feed import readers, service, store
-from restante.feed.readers import Scans
+from restante.feed.readers import ReadTurns
 from restante.feed.rules import ROWS_PER_LOOK, Filter, Query
 from restante.feed.service import Feed
 from restante.feed.store import Extent
@@ -197,7 +197,7 @@ async def test_who_gets_no_turn_in_time_is_told_when_to_try_again(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(readers, "_LONGEST_QUEUE_SECONDS", 0.01)
-    scans = Scans()
+    scans = ReadTurns("search rows")
     async with AsyncExitStack() as running:
         for number in range(4):
             await running.enter_async_context(scans.turn(WorkspaceId(UUID(int=number))))
@@ -212,7 +212,7 @@ async def test_who_gets_no_turn_in_time_is_told_when_to_try_again(
 
 
 async def test_one_scan_of_a_workspace_runs_at_a_time_and_a_few_of_all():
-    scans, running, most = Scans(), list[WorkspaceId](), list[int]()
+    scans, running, most = ReadTurns("search rows"), list[WorkspaceId](), list[int]()
     ids = [WorkspaceId(UUID(int=number)) for number in range(10)]
 
     async def scan(workspace_id: WorkspaceId) -> None:
@@ -230,7 +230,11 @@ async def test_one_scan_of_a_workspace_runs_at_a_time_and_a_few_of_all():
 
 
 async def test_a_workspace_with_too_many_scans_is_refused_and_others_are_not():
-    scans, crowded, other = Scans(), WorkspaceId(UUID(int=1)), WorkspaceId(UUID(int=2))
+    scans, crowded, other = (
+        ReadTurns("search rows"),
+        WorkspaceId(UUID(int=1)),
+        WorkspaceId(UUID(int=2)),
+    )
 
     async def scan() -> None:
         async with scans.turn(crowded):

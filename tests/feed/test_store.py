@@ -41,7 +41,7 @@ async def three(workspace_id: WorkspaceId, connections: Any) -> list[Any]:
 
 
 async def seqs(reader: Connection, workspace_id: WorkspaceId) -> list[int]:
-    rows = await feed.rows_after(reader, workspace_id, EVERYTHING, rows_after(0))
+    rows = (await feed.rows_after(reader, workspace_id, EVERYTHING, rows_after(0))).rows
     return [row.seq for row in rows]
 
 
@@ -122,7 +122,7 @@ async def test_a_publication_that_waited_takes_the_seqs_after_the_row_it_waited_
     await transaction.commit()
 
     assert await waiting == 3
-    rows = await feed.rows_after(reader, workspace_id, EVERYTHING, rows_after(1))
+    rows = (await feed.rows_after(reader, workspace_id, EVERYTHING, rows_after(1))).rows
     assert [(row.seq, row.summary) for row in rows] == [
         (2, "chat_upload_receive: a"),
         (3, "chat_upload_receive: b"),
@@ -247,7 +247,7 @@ async def test_filters_select_the_same_rows_in_both_directions(
         row = replace(make_message(), source_id=source_id)
         await feed.append(connection, workspace_id, row, now=NOW + timedelta(seconds=seconds))
 
-    after = await feed.rows_after(connection, workspace_id, wanted, rows_after(0))
+    after = (await feed.rows_after(connection, workspace_id, wanted, rows_after(0))).rows
     newest = (await feed.newest_rows(connection, workspace_id, wanted, rows_after(0))).rows
 
     assert [row.seq for row in after] == expected
@@ -261,7 +261,9 @@ async def test_a_page_has_at_most_as_many_rows_as_the_limit(
     for _ in range(5):
         await append(connection, workspace_id)
 
-    after = await feed.rows_after(connection, workspace_id, EVERYTHING, rows_after(1, limit=2))
+    after = (
+        await feed.rows_after(connection, workspace_id, EVERYTHING, rows_after(1, limit=2))
+    ).rows
     newest = (
         await feed.newest_rows(connection, workspace_id, EVERYTHING, rows_after(0, limit=2))
     ).rows

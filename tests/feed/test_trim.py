@@ -82,7 +82,7 @@ async def partition(connection: Any, workspace_id: WorkspaceId) -> str:
 @pytest.fixture
 async def ids(partition: str, connection: Any, workspace_id: WorkspaceId) -> list[Any]:
     """The ids of the five rows, in the order of their seqs."""
-    rows = await store.rows_after(connection, workspace_id, EVERYTHING, rows_after(0))
+    rows = (await store.rows_after(connection, workspace_id, EVERYTHING, rows_after(0))).rows
     return [row.id for row in rows]
 
 
@@ -133,7 +133,7 @@ async def test_a_trim_raises_the_mark_and_drops_the_rows(
     marks = await store.marks(connection, workspace_id)
     assert marks
     assert (marks.last_seq, marks.trimmed_seq) == (5, 3)
-    rows = await store.rows_after(connection, workspace_id, EVERYTHING, rows_after(0))
+    rows = (await store.rows_after(connection, workspace_id, EVERYTHING, rows_after(0))).rows
     assert [row.seq for row in rows] == [4, 5]
 
 

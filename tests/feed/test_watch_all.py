@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 import structlog
 from callers import ADMIN, Caller, Part, ask, registered
+from large_rows import LARGE_BYTES
 from sites import Site, SiteFactory
 from waiting import until
 from watchers import (
@@ -219,7 +220,7 @@ def dropped(logged: list[Any]) -> list[Any]:
 
 
 async def open_places(site: Site) -> int:
-    return site.state.feed.large_events.taken
+    return LARGE_BYTES - site.state.feed.large_events.free_bytes
 
 
 @BOTH

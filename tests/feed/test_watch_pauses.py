@@ -1,13 +1,14 @@
 """A watcher that cannot go on pauses: it does not read large rows again and again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 import pytest
+from attacks import MIB
 from factories import make_feed, make_workspace
+from large_rows import taken
 from sweeps import utc_now
 from waiting import until
 
@@ -15,18 +16,17 @@ from restante.database.listener import Listener
 from restante.database.pool import Database
 from restante.feed import store
 from restante.feed.batches import WatchPolicy
-from restante.feed.readers import Places
 from restante.feed.rules import NewActivity
 from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.feed.watch import Watch, watching
 from restante.feed.watch_all import WatchAll, watching_all
+from restante.http.body_room import BodyRoom
 from restante.ids import WorkspaceId
 
 pytestmark = pytest.mark.anyio
 
 LARGE = NewActivity("test", "large", b'"%b"' % (b"x" * 100_000))
-ALL_BYTES = 256 * 1024 * 1024  # of all large events in a process
 SMALL = NewActivity("test", "small", b"{}")
 
 Reads: TypeAlias = list[int]
@@ -39,7 +39,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
     async def counted(*args: Any) -> Any:
         rows = await original(*args)
-        found.append(len(rows))
+        found.append(len(rows.rows))
         return rows
 
     monkeypatch.setattr(store, "rows_after", counted)
@@ -48,7 +48,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 @pytest.fixture
 def feed(db_with_partitions: Database) -> Feed:
-    return make_feed(db_with_partitions, Wakeups(db_with_partitions, Listener("")))
+    made = make_feed(db_with_partitions, Wakeups(db_with_partitions, Listener("")))
+    made.large_events = BodyRoom(MIB, longest_wait_seconds=0)
+    return made
 
 
 @pytest.fixture
@@ -73,54 +75,51 @@ async def begun(
         yield watch
 
 
-class CountedPlaces(Places):
-    """Counts how often a place was asked for."""
-
-    asked = 0
-
-    @contextmanager
-    def place(self, workspace_id: WorkspaceId, size: int) -> Iterator[None]:
-        self.asked += 1
-        with super().place(workspace_id, size):
-            yield
-
-
 ONE_OR_ALL = pytest.mark.parametrize("way", ["one", "all"])
 
 
 @ONE_OR_ALL
 async def test_a_watcher_without_a_place_does_not_read_again_because_feeds_grow(
-    db_with_partitions: Database, feed: Feed, workspace_id: WorkspaceId, reads: Reads, way: str
+    db_with_partitions: Database,
+    feed: Feed,
+    workspace_id: WorkspaceId,
+    reads: Reads,
+    way: str,
 ):
     """Over all workspaces each commit of the server wakes it."""
-    with feed.large_events.place(WorkspaceId(uuid4()), ALL_BYTES):
-        async with begun(way, feed, db_with_partitions, workspace_id, retry_seconds=3600) as watch:
-            next_rows = asyncio.create_task(watch.batch())
-            await feed.append(workspace_id, LARGE, now=utc_now())
-            await until(lambda: asyncio.sleep(0, reads == [1]))
-            for _ in range(5):
-                await feed.append(workspace_id, SMALL, now=utc_now())
-            feed.wakeups.stop()
+    async with (
+        taken(feed.large_events),
+        begun(way, feed, db_with_partitions, workspace_id, retry_seconds=3600) as watch,
+    ):
+        next_rows = asyncio.create_task(watch.batch())
+        await feed.append(workspace_id, LARGE, now=utc_now())
+        await until(lambda: asyncio.sleep(0, reads == [0]))
+        for _ in range(5):
+            await feed.append(workspace_id, SMALL, now=utc_now())
+        feed.wakeups.stop()
 
-            assert await next_rows is None
+        assert await next_rows is None
 
-    assert reads == [1]
+    assert reads == [0]
 
 
 @ONE_OR_ALL
-async def test_rows_that_found_no_place_are_read_again_when_they_have_one(
-    db_with_partitions: Database, feed: Feed, workspace_id: WorkspaceId, reads: Reads, way: str
+async def test_large_rows_are_not_read_before_they_have_a_place(
+    db_with_partitions: Database,
+    feed: Feed,
+    workspace_id: WorkspaceId,
+    reads: Reads,
+    way: str,
 ):
-    feed.large_events = places = CountedPlaces(8)
+    room = feed.large_events
     async with begun(way, feed, db_with_partitions, workspace_id, retry_seconds=0) as watch:
-        with places.place(WorkspaceId(uuid4()), ALL_BYTES):
+        async with taken(room):
             next_rows = asyncio.create_task(watch.batch())
             await feed.append(workspace_id, LARGE, now=utc_now())
-            await until(lambda: asyncio.sleep(0, places.asked > 5))
-            assert reads == [1]
-            await feed.append(workspace_id, SMALL, now=utc_now())
+            await until(lambda: asyncio.sleep(0, len(reads) > 5))
+            assert not any(reads)
 
-        assert len(await next_rows or ()) == 2
-        assert places.taken == 1
-    assert places.taken == 0
-    assert reads == [1, 2]
+        assert len(await next_rows or ()) == 1
+        assert room.free_bytes < MIB
+    assert room.free_bytes == MIB
+    assert reads[-2:] == [0, 1]

@@ -11,6 +11,7 @@ A watcher that does not read what it is sent is disconnected.
 import asyncio
 from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import TypeAlias
 
 import structlog
@@ -19,25 +20,24 @@ from starlette.requests import HTTPConnection
 from restante import wire
 from restante.database import shares
 from restante.errors import BadRequest, RestanteError
-from restante.feed.batches import WatchPolicy
+from restante.feed.batches import TooSlow, WatchPolicy
 from restante.feed.watch import Watch, watching
 from restante.feed.watch_all import WatchAll, horizon_of, watching_all
+from restante.http.disconnect import TRANSPORT
 from restante.http.operations import parameters
 from restante.ids import ActivityId, WorkspaceId, as_uuid
 from restante.workspaces import auth
 
 log = structlog.get_logger()
 
-# The keys of the ASGI scope that have the connection's transport, and what it watches.
-TRANSPORT = "restante.transport"
+# The key of the ASGI scope that has what the connection watches.
 _WATCHED = "restante.watched"
 _ALL = "all"
+# How many times its size a row takes while it is sent.  A WebSocket's text is a `str`, in which one
+# character outside of the BMP makes all of them 4 bytes wide.
+_COPIES = {"http": 1, "websocket": 4}
 
 Watching: TypeAlias = AbstractAsyncContextManager[Watch | WatchAll]
-
-
-class TooSlow(Exception):
-    """The watcher does not read what it is sent."""
 
 
 async def admitted(connection: HTTPConnection, token: str | None) -> Watching:
@@ -61,14 +61,14 @@ async def _one(caller: HTTPConnection, wanted: WorkspaceId) -> Watching:
         wanted,
         after=_row(_last_event_id(caller)),
         check=lambda: auth.owner_or_admin_of(caller, wanted),
-        policy=policy_of(caller),
+        policy=_policy(caller),
     )
 
 
 def _all(caller: HTTPConnection) -> Watching:
     sent, state = _last_event_id(caller), caller.app.state
     after = horizon_of(sent) if sent else None
-    return watching_all(state.feed, state.db, after=after, policy=policy_of(caller))
+    return watching_all(state.feed, state.db, after=after, policy=_policy(caller))
 
 
 def _with_token(connection: HTTPConnection, token: str | None) -> HTTPConnection:
@@ -111,6 +111,10 @@ def _row(sent: str | None) -> ActivityId | None:
 def policy_of(connection: HTTPConnection) -> WatchPolicy:
     """How its watchers are served."""
     return connection.app.state.watch_policy
+
+
+def _policy(caller: HTTPConnection) -> WatchPolicy:
+    return replace(policy_of(caller), copies=_COPIES[caller.scope["type"]])
 
 
 async def in_time(connection: HTTPConnection, sending: Awaitable[None], size: int = 0) -> None:

@@ -5,14 +5,15 @@ What the two look at, and when they look without a wake-up, are arguments.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from restante.errors import DatabaseUnavailable, StatementTimedOut, TooManyAtOnce
+from restante.feed.readers import LargeRoom
 from restante.feed.row_events import RowEvent
-from restante.feed.rules import SMALL_ANSWER_BYTES, Page, Query
+from restante.feed.rules import Page, Query
 from restante.feed.service import Feed
 from restante.feed.wakeups import Waiter
 from restante.ids import WorkspaceId
@@ -31,6 +32,8 @@ class WatchPolicy:
     page_rows: int = 100
     # A page stays in memory while it is sent; it has at least one row.
     page_bytes: int = 1024 * 1024
+    # How many times its size a large row takes while it is sent.
+    copies: int = 1
     # A watcher that does not read one event in this time is disconnected; it can resume later.  A
     # large event takes longer, or a slow watcher would be disconnected by it again and again.
     send_seconds: float = 10.0
@@ -39,6 +42,10 @@ class WatchPolicy:
     search_seconds: float = 60.0
     # And so many of them may be active between two searches; 20,000 positions take 3 MB.
     max_positions: int = 20_000
+
+
+class TooSlow(Exception):
+    """The watcher does not read what it is sent, or not as fast as others need its memory."""
 
 
 Look: TypeAlias = Callable[[], Awaitable[Sequence[RowEvent]]]
@@ -55,15 +62,11 @@ class Batch:
 class Batches:
     """The rows of one watcher, as many at a time as it is sent; large ones have a place."""
 
-    def __init__(
-        self, feed: Feed, waiter: Waiter, policy: WatchPolicy, *, places_of: WorkspaceId
-    ) -> None:
+    def __init__(self, feed: Feed, waiter: Waiter, policy: WatchPolicy) -> None:
         self._feed = feed
         self._waiter = waiter
         self._policy = policy
-        self._places_of = places_of
-        self._place = ExitStack()  # taken while rows that are large are being sent
-        self._sizes: dict[WorkspaceId, int] = {}  # of pages that were read and found no place
+        self._room = LargeRoom(feed.large_events, copies=policy.copies)
         self._must_look = False  # the last look has failed
 
     async def next(self, look: Look, due_at: Callable[[], float]) -> Sequence[RowEvent] | None:
@@ -73,7 +76,7 @@ class Batches:
         From `due_at` on, by the monotonic clock, it looks without a wake-up.  An unavailable
         database is waited for, and so is a place for large rows; `look` may raise anything else.
         """
-        self.close()
+        await self.aclose()
         quiet_until = time.monotonic() + self._policy.heartbeat_seconds
         while True:
             until = 0.0 if self._must_look else due_at()
@@ -91,32 +94,30 @@ class Batches:
             return await look()
         except (DatabaseUnavailable, StatementTimedOut, TooManyAtOnce):
             self._must_look = True
+            await self.aclose()
             await self._feed.wakeups.pause(self._policy.retry_seconds)
             return ()
 
     async def read(self, workspace_id: WorkspaceId, after_seq: int) -> Batch:
-        """
-        Read the next page of a feed; raises TooManyAtOnce if it is large and has no place.
-
-        Its size is not known before it is read.  A page that found no place gets one before it is
-        read again: many MiB would be read at each attempt.
-        """
-        policy, known = self._policy, self._sizes.get(workspace_id)
+        """Read the next page of a feed; raises TooManyAtOnce if it is large and has no room."""
+        policy = self._policy
         query = Query(since_seq=after_seq, limit=policy.page_rows, max_bytes=policy.page_bytes)
-        with ExitStack() as place:
-            if known:
-                place.enter_context(self._feed.large_events.place(self._places_of, known))
-            page = await self._feed.read(workspace_id, query)
-            events = await self._feed.events_of(page.rows)
-            if not known and page.body_bytes > SMALL_ANSWER_BYTES:
-                # More rows may be on the page when it is read again, up to its limit.
-                self._sizes[workspace_id] = max(page.body_bytes, policy.page_bytes)
-                size = page.body_bytes
-                place.enter_context(self._feed.large_events.place(self._places_of, size))
-            self._sizes.pop(workspace_id, None)
-            self._place = place.pop_all()
-        return Batch(page, events)
+        page = await self._feed.read(workspace_id, query.small)
+        if page.left_out:
+            page = await self._feed.read_large(workspace_id, query, page.left_out, self._room)
+        return Batch(page, await self._feed.events_of(page.rows))
 
-    def close(self) -> None:
-        """Give the place of the last rows back: they are sent, or the watcher has gone."""
-        self._place.close()
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[None]:
+        """
+        Read and send all rows in this block; it raises TooSlow when others need the room.
+        """
+        try:
+            async with self._room:
+                yield
+        except TooManyAtOnce as error:
+            raise TooSlow from error
+
+    async def aclose(self) -> None:
+        """Give the room of the last rows back: they are sent, or the watcher has gone."""
+        await self._room.aclose()

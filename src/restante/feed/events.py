@@ -26,7 +26,8 @@ from restante.errors import (
     TooManyAtOnce,
     WorkspaceUnknown,
 )
-from restante.feed.admission import TooSlow, Watching, abort, admitted, in_time, log_ended
+from restante.feed.admission import Watching, abort, admitted, in_time, log_ended
+from restante.feed.batches import TooSlow
 from restante.feed.row_events import RowEvent
 from restante.feed.watch import Watch
 from restante.feed.watch_all import WatchAll
@@ -138,14 +139,18 @@ class EventStream(Response):
         # The id comes first, so that a watcher that reconnects before the first row misses nothing.
         await self._send_piece(send, _id_alone(watch) if watch.last_id else b":\n\n")
         try:
-            while (events := await watch.batch()) is not None:
-                for event in events:
-                    await self._send_piece(send, _block(event, watch))
-                if not events:
-                    await self._send_piece(send, _heartbeat(watch))
+            async with watch.batches.sending():
+                await self._send_events(watch, send)
         except RestanteError as error:
             log_ended(self._request, error)
         await self._send_piece(send, b"", more=False)
+
+    async def _send_events(self, watch: Watch | WatchAll, send: Send) -> None:
+        while (events := await watch.batch()) is not None:
+            for event in events:
+                await self._send_piece(send, _block(event, watch))
+            if not events:
+                await self._send_piece(send, _heartbeat(watch))
 
     async def _send_piece(self, send: Send, piece: bytes, *, more: bool = True) -> None:
         message = {"type": "http.response.body", "body": piece, "more_body": more}

@@ -8,12 +8,11 @@ beginning.
 
 from dataclasses import dataclass, replace
 
-from restante import wire
 from restante.database.pool import Connection
 from restante.errors import CursorGone
 from restante.feed import store
 from restante.feed.rules import CLOCK_SKEW, Filter, Marks, Page, Query
-from restante.feed.store import Extent, Newest
+from restante.feed.store import Extent, Found
 from restante.ids import ActivityId, WorkspaceId
 
 _NO_FEED = Marks(0, 0, 0)
@@ -59,7 +58,7 @@ class Reader:
 
     async def _look_ahead(self, seq: int, marks: Marks, at_most: int) -> Look:
         """The rows after a seq, oldest first."""
-        rows, read_seq, is_cut = list[wire.ActivityRow](), seq, False
+        found, read_seq, is_cut = Found([]), seq, False
         if seq < marks.last_seq:
             start = await self._skip_old(seq)
             # All rows up to the newest mark were committed before it was read.
@@ -67,15 +66,17 @@ class Reader:
             end = min(start + at_most, last)
             is_cut = end < last
             read_seq = end if is_cut else marks.last_seq
-            rows = await store.rows_after(
+            found = await store.rows_after(
                 self.connection, self.workspace_id, wanted, self._extent(start, end)
             )
             marks = await self._marks()
         if not marks.all_kept_after(seq):
             raise cursor_gone(marks, self.query.since_seq)
-        if rows:
-            return Look(Page(rows, marks, rows[-1].seq))
-        return Look(Page(rows, marks, read_seq), read_seq if is_cut else None)
+        if found.rows:
+            return Look(Page(found.rows, marks, found.rows[-1].seq, found.left_out))
+        if found.left_out:
+            return Look(Page([], marks, found.left_out.after_seq, found.left_out))
+        return Look(Page([], marks, read_seq), read_seq if is_cut else None)
 
     async def _look_back(self, after_seq: int | None, before_seq: int | None, at_most: int) -> Look:
         """The newest rows, newest first."""
@@ -83,17 +84,18 @@ class Reader:
         last, wanted = await self._skip_new(marks.last_seq)
         last = last if before_seq is None else min(last, before_seq - 1)
         floor = await self._skip_old(marks.trimmed_seq if after_seq is None else after_seq)
-        start, newest = max(floor, last - at_most), Newest([], is_cut=False)
+        start, newest = max(floor, last - at_most), Found([])
         if start < last:
             newest = await store.newest_rows(
                 self.connection, self.workspace_id, wanted, self._extent(start, last)
             )
-        page = Page(newest.rows, marks, marks.last_seq)
-        is_full = newest.is_cut or len(newest.rows) == self.query.limit
+        page = Page(newest.rows, marks, marks.last_seq, newest.left_out)
+        is_full = newest.is_cut or newest.left_out or len(newest.rows) == self.query.limit
         return Look(page, None if is_full or start <= floor else start + 1)
 
     def _extent(self, after_seq: int, up_to_seq: int) -> Extent:
-        return Extent(after_seq, up_to_seq, self.query.limit, self.query.max_bytes)
+        query = self.query
+        return Extent(after_seq, up_to_seq, query.limit, query.max_bytes, query.read_bytes)
 
     async def _skip_old(self, seq: int) -> int:
         """The seq, or a later one if the rows up to that one are older than the query wants."""

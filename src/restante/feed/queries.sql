@@ -84,6 +84,10 @@ select seq from feed where workspace_id = $1 and id between $2 and $2 order by i
 -- name: marks
 select last_seq, trimmed_seq, acked_seq from feeds where workspace_id = $1;
 
+-- name: newest
+-- Without its body.
+select id, seq from feed where workspace_id = $1 order by seq desc limit 1;
+
 -- name: last_before
 -- The last row by id, which is by time.
 select seq from feed where workspace_id = $1 and id < $2 order by id desc limit 1;
@@ -104,15 +108,16 @@ select min(seq) as first, max(seq) as last from (
  where created_at = $4;
 
 -- name: rows_after
--- The rows between two seqs, up to so many rows and bytes; the first row in any case.  The seqs are
+-- The rows between two seqs, up to so many rows and bytes; the first row in any case.  Of the rows beyond
+-- the first $11 bytes only the sizes are read: the caller may have no memory for them yet.  The seqs are
 -- dense, so this looks at no more rows than lie between the two, whatever is filtered out.  A row of the
 -- previous release does not say its size.  Its body is measured without reading it: a compressed one
 -- counts as large as its compression can make it (pglz packs 8 runs of up to 273 bytes into 25, lz4 at
 -- most 255 bytes into one).
 select id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
-       convert_to(request_body::text, 'UTF8') as request_body,
-       convert_to(response_body::text, 'UTF8') as response_body,
-       duration_ms, status, error_detail, created_at
+       case when bytes_so_far <= $11 then convert_to(request_body::text, 'UTF8') end as request_body,
+       case when bytes_so_far <= $11 then convert_to(response_body::text, 'UTF8') end as response_body,
+       duration_ms, status, error_detail, created_at, body_bytes, bytes_so_far <= $11 as is_read
   from (
     select *, sum(body_bytes) over (order by seq rows unbounded preceding) as bytes_so_far
       from (
@@ -141,9 +146,9 @@ select id, workspace_id, seq, activity_type, source_id, target_id, method, summa
 -- name: newest_rows
 -- The same from the newest down, and how many rows there were before the limit of bytes.
 select id, workspace_id, seq, activity_type, source_id, target_id, method, summary,
-       convert_to(request_body::text, 'UTF8') as request_body,
-       convert_to(response_body::text, 'UTF8') as response_body,
-       duration_ms, status, error_detail, created_at, found
+       case when bytes_so_far <= $11 then convert_to(request_body::text, 'UTF8') end as request_body,
+       case when bytes_so_far <= $11 then convert_to(response_body::text, 'UTF8') end as response_body,
+       duration_ms, status, error_detail, created_at, body_bytes, bytes_so_far <= $11 as is_read, found
   from (
     select *, count(*) over () as found,
            sum(body_bytes) over (order by seq desc rows unbounded preceding) as bytes_so_far

@@ -14,7 +14,7 @@ from uuid import UUID
 from restante.database.pool import Connection, Database, transaction
 from restante.errors import RestanteError, TableBusy, WorkspaceUnknown
 from restante.feed import store
-from restante.feed.readers import Scans
+from restante.feed.readers import ReadTurns
 from restante.feed.rules import SHORTEST_KEPT, Fill, SenderPart, WriteLimits
 from restante.ids import WorkspaceId
 
@@ -98,7 +98,7 @@ class _Known:
 class SenderParts:
     """How much of a feed is from one sender; looked at only when the feed is rather full."""
 
-    def __init__(self, db: Database, scans: Scans) -> None:
+    def __init__(self, db: Database, scans: ReadTurns) -> None:
         self._db = db
         self._scans = scans
         self._known: dict[tuple[WorkspaceId, UUID], _Known] = {}

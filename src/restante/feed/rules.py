@@ -23,6 +23,7 @@ ROWS_PER_SCAN = 50_000
 SCAN_SECONDS = 2.0
 # Up to this size an answer is in the buffers of the connection, and no longer ours to bound.
 SMALL_ANSWER_BYTES = 64 * 1024
+UNBOUNDED = 2**62
 # How far the clocks of two servers may be apart: ids and times follow the seqs to within this.
 CLOCK_SKEW = timedelta(hours=1)
 LONGEST_LOOK_BACK_SECONDS = 30 * 24 * 3600
@@ -319,7 +320,23 @@ class Query:
     wanted: Filter = EVERYTHING
     limit: int = DEFAULT_PAGE
     max_bytes: int = MAX_PAGE_BYTES
+    # Of the rows beyond this, only the sizes are read.
+    read_bytes: int = UNBOUNDED
     wait_seconds: float = 0
+
+    @property
+    def small(self) -> "Query":
+        """The same without the rows that are read only when there is room for them."""
+        return replace(self, read_bytes=SMALL_ANSWER_BYTES)
+
+    def with_room(self, size: int) -> "Query":
+        """The same when there is room for so many bytes."""
+        return replace(self, read_bytes=size)
+
+    @property
+    def needs_room(self) -> bool:
+        """Whether rows are read that are large."""
+        return self.read_bytes > SMALL_ANSWER_BYTES
 
     @property
     def is_newest_first(self) -> bool:
@@ -338,24 +355,28 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rows that were found and not read, for their size."""
+
+    page_bytes: int  # of all rows that were found
+    after_seq: int  # none of them has this seq or a lower one
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """Rows, the marks as they were after the rows were read, and where to go on."""
 
     rows: Sequence[wire.ActivityRow]
     marks: Marks
     read_seq: int  # no row after this one has been looked at
+    left_out: LeftOut | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row was found."""
+        return not self.rows and self.left_out is None
 
     @property
     def has_more(self) -> bool:
         """Whether rows are left to be looked at; a filter may still let none of them pass."""
         return self.read_seq < self.marks.last_seq
-
-    @property
-    def body_bytes(self) -> int:
-        """How much memory its bodies take."""
-        return sum(map(body_bytes, self.rows))
-
-
-def body_bytes(row: wire.ActivityRow) -> int:
-    """The size of what others have written into a row."""
-    return memoryview(row.request_body).nbytes + memoryview(row.response_body).nbytes

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from datetime import datetime
 
 import structlog
@@ -12,14 +13,15 @@ from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database
 from restante.errors import DiskLow, OutcomeUnknown, ServerFull, WorkspaceUnknown
 from restante.feed import room, row_events, store
-from restante.feed.pages import Look, Reader
-from restante.feed.readers import Places, Scans
+from restante.feed.pages import Look, Reader, cursor_gone
+from restante.feed.readers import LargeRoom, ReadTurns, SharedRate
 from restante.feed.room import SenderParts
 from restante.feed.row_events import RowEvent
 from restante.feed.rules import (
     ROWS_PER_LOOK,
     ROWS_PER_SCAN,
     SCAN_SECONDS,
+    LeftOut,
     NewActivity,
     Page,
     Query,
@@ -28,6 +30,7 @@ from restante.feed.rules import (
 from restante.feed.store import REPETITION, Appended
 from restante.feed.total import FeedTotal, TotalLimit
 from restante.feed.wakeups import Wakeups
+from restante.http.body_room import BodyRoom
 from restante.ids import ActivityId, WorkspaceId, new_activity_id
 from restante.retention.disk import Disk
 from restante.workspaces import store as workspaces
@@ -36,7 +39,10 @@ log = structlog.get_logger()
 
 # So that those who watch all workspaces leave connections to everybody else.
 _READS_OF_ALL = 2
-_LARGE_ANSWERS = 8  # of one workspace at a time; each takes a page of memory
+# Large rows that are being sent, to readers and to watchers, of all workspaces.  A client with
+# 512 KiB/s gets the largest row in the time for which it is guaranteed its room.
+_LARGE_BYTES = 256 * 1024 * 1024
+_GUARANTEED_SECONDS = 30.0
 
 
 class Feed:
@@ -51,11 +57,13 @@ class Feed:
         total_limit: TotalLimit | None = None,
     ) -> None:
         self._db = db
-        self._scans = Scans()
+        self._scans = ReadTurns("search rows")
         self._parts = SenderParts(db, self._scans)
         # Separate, so that watchers cannot keep the workspace from polling.
-        self.large_answers = Places(_LARGE_ANSWERS)
-        self.large_events = Places(_LARGE_ANSWERS)
+        self.large_answers = BodyRoom(_LARGE_BYTES, guaranteed_seconds=_GUARANTEED_SECONDS)
+        self.large_events = BodyRoom(_LARGE_BYTES, guaranteed_seconds=_GUARANTEED_SECONDS)
+        self.answer_rate = SharedRate()
+        self._large_reads = ReadTurns("read large rows")
         self.reads_of_all = asyncio.Semaphore(_READS_OF_ALL)
         self.wakeups = wakeups
         self._limits = limits
@@ -154,7 +162,7 @@ class Feed:
             found = await self._search(workspace_id, query)
             # Without a cursor it can go on with new rows, however few of the old were searched.
             may_wait = found.is_enough or query.is_newest_first
-            while not found.page.rows and may_wait and not self.wakeups.stopping:
+            while found.page.is_empty and may_wait and not self.wakeups.stopping:
                 left = ends_at - time.monotonic()
                 if left <= 0:
                     break
@@ -162,6 +170,27 @@ class Feed:
                 found = await self._search(workspace_id, query, after_seq=found.page.read_seq)
                 may_wait = found.is_enough or query.is_newest_first
             return found.page
+
+    async def read_large(
+        self,
+        workspace_id: WorkspaceId,
+        query: Query,
+        left_out: LeftOut,
+        room: LargeRoom,
+    ) -> Page:
+        """
+        Read a page of which rows were left out, when there is room for it.
+
+        The room must be kept until the page is sent.  Raises TooManyAtOnce and CursorGone.
+        """
+        while True:
+            await room.take(left_out.page_bytes)
+            sized = query.with_room(left_out.page_bytes)
+            page = (await self._search(workspace_id, sized, after_seq=left_out.after_seq)).page
+            # A larger row may have come to the front meanwhile.
+            if page.rows or page.left_out is None:
+                return page
+            left_out = page.left_out
 
     async def _search(
         self, workspace_id: WorkspaceId, query: Query, *, after_seq: int | None = None
@@ -183,7 +212,7 @@ class Feed:
                 below = found.next_seq
             else:
                 found = await self._scan(workspace_id, query, found.next_seq)
-            if found.page.rows or query.can_go_on or time.monotonic() >= ends_at:
+            if not found.page.is_empty or query.can_go_on or time.monotonic() >= ends_at:
                 break
         return found
 
@@ -209,15 +238,28 @@ class Feed:
         at_most: int,
         before_seq: int | None = None,
     ) -> Look:
-        async with self._db.connection() as connection:
+        async with AsyncExitStack() as stack:
+            if query.needs_room:
+                await stack.enter_async_context(self._large_reads.turn(workspace_id))
+            connection = await stack.enter_async_context(self._db.connection())
             reader = Reader(connection, workspace_id, query)
             return await reader.look(after_seq, at_most=at_most, before_seq=before_seq)
 
     async def seq_of(self, workspace_id: WorkspaceId, row: ActivityId) -> int:
-        """The seq of a row of this feed; raises CursorGone."""
+        """The seq of a row of this feed, after which all rows are kept; raises CursorGone."""
         async with self._db.connection() as connection:
-            seq, _marks = await Reader(connection, workspace_id, Query()).cursor(row)
+            seq, marks = await Reader(connection, workspace_id, Query()).cursor(row)
+        if not marks.all_kept_after(seq):
+            raise cursor_gone(marks)
         return seq
+
+    async def newest(self, workspace_id: WorkspaceId) -> tuple[int, ActivityId | None]:
+        """The seq and id of the newest row; without rows, the seq up to which they were trimmed."""
+        async with self._db.connection() as connection:
+            newest = await store.newest(connection, workspace_id)
+            marks = await store.marks(connection, workspace_id)
+        trimmed_seq = marks.trimmed_seq if marks else 0
+        return newest if newest and newest[0] > trimmed_seq else (trimmed_seq, None)
 
     async def events_of(self, rows: Sequence[wire.ActivityRow]) -> list[RowEvent]:
         """The events of some rows of one feed, in order."""

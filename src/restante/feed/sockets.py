@@ -21,7 +21,8 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from restante.errors import RestanteError
-from restante.feed.admission import TooSlow, abort, admitted, in_time
+from restante.feed.admission import abort, admitted, in_time
+from restante.feed.batches import TooSlow
 from restante.feed.watch import Watch
 from restante.feed.watch_all import WatchAll
 from restante.http import problems
@@ -111,10 +112,11 @@ def _decoded(hexadecimal: str) -> str | None:
 
 
 async def _send_messages(websocket: WebSocket, watch: Watch | WatchAll) -> None:
-    while (events := await watch.batch()) is not None:
-        for event in events:
-            message = msgspec.json.encode(event).decode()
-            await in_time(websocket, websocket.send_text(message), len(message))
+    async with watch.batches.sending():
+        while (events := await watch.batch()) is not None:
+            for event in events:
+                message = msgspec.json.encode(event).decode()
+                await in_time(websocket, websocket.send_text(message), len(message))
 
 
 async def _until_left(websocket: WebSocket) -> None:

@@ -14,9 +14,11 @@ from restante.database.pool import Connection, Row, Tx
 from restante.feed.message_rules import id_slots, remembered_since
 from restante.feed.rules import (
     MAX_PAGE_BYTES,
+    UNBOUNDED,
     UNLIMITED,
     Fill,
     Filter,
+    LeftOut,
     Marks,
     NewActivity,
     SenderPart,
@@ -166,31 +168,40 @@ class Extent:
     up_to_seq: int
     limit: int
     max_bytes: int = MAX_PAGE_BYTES
+    read_bytes: int = UNBOUNDED  # of the rows beyond this, only the sizes are read
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows in the order that was asked for, and what is missing at their end."""
+
+    rows: list[wire.ActivityRow]
+    left_out: LeftOut | None = None
+    is_cut: bool = False  # there are more of them than fit into the bytes of a page
 
 
 async def rows_after(
     connection: Connection, workspace_id: WorkspaceId, wanted: Filter, extent: Extent
-) -> list[wire.ActivityRow]:
-    """The first rows of an extent, oldest first; one row may exceed the bytes."""
+) -> Found:
+    """The first rows of an extent, oldest first; one row may exceed the bytes of a page."""
     found = await _rows(connection, queries.rows_after, workspace_id, wanted, extent)
-    return [_activity(row) for row in found]
-
-
-@dataclass(frozen=True, slots=True)
-class Newest:
-    """Rows, newest first, and whether more of them were found than fit into the bytes."""
-
-    rows: list[wire.ActivityRow]
-    is_cut: bool
+    return _found(found, is_cut=False)
 
 
 async def newest_rows(
     connection: Connection, workspace_id: WorkspaceId, wanted: Filter, extent: Extent
-) -> Newest:
-    """The last rows of an extent; one row may exceed the bytes."""
+) -> Found:
+    """The last rows of an extent, newest first; one row may exceed the bytes of a page."""
     found = await _rows(connection, queries.newest_rows, workspace_id, wanted, extent)
-    rows = [_activity(row) for row in found]
-    return Newest(rows, is_cut=bool(found) and len(found) < found[0]["found"])
+    return _found(found, is_cut=bool(found) and len(found) < found[0]["found"])
+
+
+def _found(found: Sequence[Row], *, is_cut: bool) -> Found:
+    rows = [_activity(row) for row in found if row["is_read"]]
+    if len(rows) == len(found):
+        return Found(rows, is_cut=is_cut)
+    size = sum(row["body_bytes"] for row in found)
+    return Found(rows, LeftOut(size, min(row["seq"] for row in found) - 1), is_cut)
 
 
 async def _rows(
@@ -212,7 +223,16 @@ async def _rows(
         extent.max_bytes,
         wanted.peer_id,
         wanted.before,
+        extent.read_bytes,
     )
+
+
+async def newest(
+    connection: Connection, workspace_id: WorkspaceId
+) -> tuple[int, ActivityId] | None:
+    """The seq and the id of the newest row; None if there is none."""
+    row = await connection.fetchrow(queries.newest, workspace_id)
+    return (row["seq"], row["id"]) if row else None
 
 
 async def last_before(connection: Connection, workspace_id: WorkspaceId, moment: datetime) -> int:
@@ -386,7 +406,8 @@ def _marks(row: Row) -> Marks:
 
 def _activity(row: Row) -> wire.ActivityRow:
     columns = dict[str, Any](row)
-    columns.pop("found", None)
+    for name in ("body_bytes", "is_read", "found"):
+        columns.pop(name, None)
     for name in ("request_body", "response_body"):
         columns[name] = _raw(columns[name])
     return wire.ActivityRow(**columns)

@@ -8,13 +8,12 @@ while it waits.  A slow watcher finds its rows in the table when it is ready for
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager
 
 from restante import wire
 from restante.errors import CursorGone
 from restante.feed.batches import Batches, WatchPolicy
 from restante.feed.row_events import RowEvent
-from restante.feed.rules import Query
 from restante.feed.service import Feed
 from restante.ids import ActivityId, WorkspaceId
 
@@ -35,12 +34,11 @@ class Watch:
     ) -> None:
         self._feed = feed
         self._workspace_id = workspace_id
-        self._batches = batches
+        self.batches = batches
         self._check = check
         self._trust_seconds = trust_seconds
         self._checked_at = time.monotonic()
         self._seq = 0
-        self._ready: Sequence[RowEvent] = ()  # read before the watch began
         self._behind = False  # there may be rows without a wake-up
         self.last_id: ActivityId | None = None  # where it began; None: before the first row
 
@@ -48,22 +46,17 @@ class Watch:
         """Begin with the row after this one; raises CursorGone."""
         try:
             self._seq = await self._feed.seq_of(self._workspace_id, row)
-            self._ready = await self._look()
         except CursorGone as error:
             raise CursorGone(
                 "last_event_id is not a row of this feed, or no longer; "
                 "omit last_event_id to start from now.",
                 **error.facts,
             ) from error
-        self.last_id = row
+        self._behind, self.last_id = True, row
 
     async def begin_now(self) -> None:
         """Begin with the first row that is not there yet."""
-        page = await self._feed.read(self._workspace_id, Query(limit=1))
-        # Without a row to begin after, every row that is not trimmed is newer.
-        self._seq = page.marks.trimmed_seq
-        for newest in page.rows:
-            self._seq, self.last_id = newest.seq, ActivityId(newest.id)
+        self._seq, self.last_id = await self._feed.newest(self._workspace_id)
 
     def id_after(self, event: wire.Event) -> str:
         """What to resume after, once this event was received."""
@@ -76,10 +69,7 @@ class Watch:
         Raises what the check raises when the watcher loses its permission, and CursorGone when
         rows were trimmed before they could be sent.
         """
-        if self._ready:
-            events, self._ready = self._ready, ()
-            return events
-        return await self._batches.next(
+        return await self.batches.next(
             self._look_if_permitted, lambda: 0.0 if self._behind else math.inf
         )
 
@@ -90,7 +80,7 @@ class Watch:
         return await self._look()
 
     async def _look(self) -> Sequence[RowEvent]:
-        batch = await self._batches.read(self._workspace_id, self._seq)
+        batch = await self.batches.read(self._workspace_id, self._seq)
         self._behind = batch.page.has_more
         self._seq = batch.page.read_seq
         return batch.events
@@ -111,11 +101,13 @@ async def watching(
     `check` raises when the watcher loses its permission.  Raises TooManyAtOnce and CursorGone.
     """
     # The waiter is registered before the first look, so that no row falls in between.
-    async with feed.wakeups.waiting(workspace_id, is_watcher=True) as waiter:
-        with closing(Batches(feed, waiter, policy, places_of=workspace_id)) as batches:
-            watch = Watch(feed, workspace_id, batches, check, trust_seconds=policy.trust_seconds)
-            if after is None:
-                await watch.begin_now()
-            else:
-                await watch.begin_after(after)
-            yield watch
+    async with (
+        feed.wakeups.waiting(workspace_id, is_watcher=True) as waiter,
+        aclosing(Batches(feed, waiter, policy)) as batches,
+    ):
+        watch = Watch(feed, workspace_id, batches, check, trust_seconds=policy.trust_seconds)
+        if after is None:
+            await watch.begin_now()
+        else:
+            await watch.begin_after(after)
+        yield watch

@@ -14,9 +14,8 @@ horizon forward, and drops the positions of feeds that have been quiet since the
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
 from restante import wire
 from restante.database.pool import Connection, Database
@@ -35,8 +34,6 @@ _FEEDS_PER_LOOK = 1000
 # A watcher that comes back later would be sent too much again.
 _LONGEST_BREAK = timedelta(hours=1)
 _EVENT_ID = re.compile(r"(\d{1,14})-(\d{1,19})", re.ASCII)
-# Whose place the large events of all workspaces take: nobody's.
-_NOBODY = WorkspaceId(UUID(int=0))
 
 
 def event_id(horizon: Horizon) -> str:
@@ -65,7 +62,7 @@ class WatchAll:
         self._feed = feed
         self._db = db
         self._waiter = waiter
-        self._batches = batches
+        self.batches = batches
         self._policy = policy
         self._positions: dict[WorkspaceId, int] = {}
         self._search_at = 0.0
@@ -113,7 +110,7 @@ class WatchAll:
         Raises CursorGone when rows were trimmed before they could be sent, and when more feeds are
         active than positions can be kept for.
         """
-        return await self._batches.next(self._look_in_turn, self._due_at)
+        return await self.batches.next(self._look_in_turn, self._due_at)
 
     def _due_at(self) -> float:
         return 0.0 if self._waiter.grown or self._is_search_due else self._search_at
@@ -155,7 +152,7 @@ class WatchAll:
                 self._due.pop(workspace_id, None)
                 return ()
             seq = seen[workspace_id]
-        batch = await self._batches.read(workspace_id, seq)
+        batch = await self.batches.read(workspace_id, seq)
         self._move_to(workspace_id, batch.page.read_seq)
         if batch.page.has_more:  # after the other feeds
             self._waiter.grown[workspace_id] = None
@@ -235,11 +232,9 @@ async def watching_all(
 ) -> AsyncIterator[WatchAll]:
     """Watch all feeds from a horizon or from now on; raises TooManyAtOnce and CursorGone."""
     # The waiter is registered before the first look, so that no row falls in between.
-    with (
-        feed.wakeups.waiting_for_all() as waiter,
-        closing(Batches(feed, waiter, policy, places_of=_NOBODY)) as batches,
-    ):
-        watch = WatchAll(feed, db, waiter, batches, policy)
-        async with feed.reads_of_all:
-            await (watch.begin_now() if after is None else watch.begin_after(after))
-        yield watch
+    with feed.wakeups.waiting_for_all() as waiter:
+        async with aclosing(Batches(feed, waiter, policy)) as batches:
+            watch = WatchAll(feed, db, waiter, batches, policy)
+            async with feed.reads_of_all:
+                await (watch.begin_now() if after is None else watch.begin_after(after))
+            yield watch

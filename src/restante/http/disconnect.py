@@ -13,12 +13,15 @@ from typing import Any, TypeVar
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 from starlette.websockets import WebSocket
 
 log = structlog.get_logger()
 
 Result = TypeVar("Result")
+
+# The key of the ASGI scope that has the connection's transport.
+TRANSPORT = "restante.transport"
 
 _REFUSED_SECONDS = 10.0  # for a refused WebSocket to be closed
 
@@ -27,6 +30,20 @@ async def disconnected(receive: Receive) -> None:
     """Return when the client has gone away; what it still sends is ignored."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def aborted(scope: Scope, receive: Receive) -> None:
+    """
+    Abort a connection, and wait until it is closed; an answer that has begun stays incomplete.
+
+    What is buffered for the client is discarded.  A normal close would wait for the client to read
+    it.  Uvicorn logs an error if the application returns earlier.
+    """
+    transport = scope.get(TRANSPORT)
+    if transport is None:
+        raise ClientDisconnect
+    transport.abort()
+    await disconnected(receive)
 
 
 async def refuse_websocket(

@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from restante.database import shares
-from restante.feed.admission import TRANSPORT
 from restante.http import turns
+from restante.http.disconnect import TRANSPORT
 from restante.http.origins import OriginChecks
 from restante.http.problems import on_bug, server_stopping
 from restante.server.health import PROBES
