@@ -168,10 +168,9 @@ async def test_what_a_killed_server_had_reserved_is_free_when_it_has_expired(
         UUID(caller.id),
     )
 
-    tally = Tally()
-    await caller.site.state.sweep.run_prompt(tally, now=datetime.now(UTC))
+    # By this pass, or by one that the server makes in the same moment.
+    await caller.site.state.sweep.run_prompt(Tally(), now=datetime.now(UTC))
 
-    assert tally.rows == {"reservations": 1}
     assert await counters(connection, UUID(caller.id)) == Counters()
 
 

@@ -144,8 +144,6 @@ def test_any_other_id_is_refused(message_id: Any):
         {"jsonrpc": None, "params": {"message": message()}},
         {"jsonrpc": "", "params": {"message": message()}},
         {"jsonrpc": None, "message": message()},
-        {"params": message()},
-        {"params": {"message": None, **message()}},
         {"message": message()},
         {"jsonrpc": "2.0", "message": message()},
         message(),
@@ -165,17 +163,25 @@ def test_what_is_beside_a_bare_message_is_kept():
     assert found.body == whole(params, id=5)
 
 
-@pytest.mark.parametrize("said", [{"content": "hi"}, {"parts": HI}])
-def test_params_that_are_the_message_themselves_become_one(said: dict[str, Any]):
+def test_params_that_are_an_older_message_themselves_become_one():
     """Older clients sent no `message` in the params."""
-    found = shaped(whole({**said, "contextId": "c", "configuration": {"blocking": True}}))
+    sent = {"content": "hi", "contextId": "c", "configuration": {"blocking": True}}
+
+    found = shaped(whole(sent))
 
     made = {"parts": HI, "contextId": "c", "messageId": "new 2", "role": "user"}
     assert found.body == whole({"configuration": {"blocking": True}, "message": made})
 
 
-def test_the_id_of_params_that_are_the_message_is_its_id():
-    assert shaped(whole(message(messageId="own"))).message_id == "own"
+def test_the_id_of_params_that_are_an_older_message_is_its_id():
+    assert shaped(whole({"content": "hi", "messageId": "own"})).message_id == "own"
+
+
+def test_parts_of_the_params_stay_where_they_are():
+    """Receivers look for them there."""
+    sent = whole({"parts": HI, "contextId": "c"})
+
+    assert shaped(sent).body == sent
 
 
 @pytest.mark.parametrize("version", ["1.0", "2", 2, 2.0, False, 0, []])

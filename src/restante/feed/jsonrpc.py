@@ -71,12 +71,17 @@ def _says_something(holder: Object) -> bool:
 
 
 def _with_message(body: Object) -> Object:
-    """The body with `params.message`, if its params are the message themselves."""
+    """
+    The body with `params.message`, if its params are an older message themselves.
+
+    Params that have `parts` stay: receivers know that shape.
+    """
     params = body.get("params")
     if not isinstance(params, dict):
         return body
     sent = cast("Object", params)
-    if sent.get("message") is not None or not _says_something(sent):
+    is_read = sent.get("message") is not None or isinstance(sent.get("parts"), list)
+    if is_read or "content" not in sent:
         return body
     beside = {name: sent[name] for name in _BESIDE_MESSAGE if name in sent}
     message = {name: sent[name] for name in sent if name not in {"message", *_BESIDE_MESSAGE}}
