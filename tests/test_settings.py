@@ -1,6 +1,7 @@
 """Settings are read from the environment and the flags, and checked."""
 
 import pytest
+from msgspec.structs import replace
 
 from restante.delivery.rules import MAX_FILE_BYTES, MAX_REQUEST_BYTES
 from restante.errors import SettingsInvalid
@@ -48,7 +49,7 @@ def test_a_setting_equal_to_its_default_counts_as_given():
         ({"RESTANTE_XYZZY": "1"}, {}, "RESTANTE_XYZZY is not a setting of Restante.$"),
         ({"RESTANTE_ADMIN_TOKEN": "short"}, {}, "RESTANTE_ADMIN_TOKEN is too short"),
         (
-            {"RESTANTE_MAX_FILE_BYTES": "52428801"},
+            {"RESTANTE_MAX_FILE_BYTES": "52428801", "RESTANTE_MAX_REQUEST_BYTES": "52428800"},
             {},
             "RESTANTE_MAX_FILE_BYTES must not be greater than RESTANTE_MAX_REQUEST_BYTES",
         ),
@@ -77,6 +78,18 @@ def test_a_mistake_is_one_sentence_with_the_name_as_written(
 ):
     with pytest.raises(SettingsInvalid, match=sentence):
         load(environ, flags)
+
+
+def test_a_larger_file_has_room_unless_a_quota_is_set():
+    large = str(20 * 1024**3)
+    limit, quota = {"RESTANTE_MAX_FILE_BYTES": large}, {"RESTANTE_WORKSPACE_MAX_BYTES": "5000"}
+
+    raised, bounded = load(limit, {}), load(limit | quota, {})
+
+    assert raised.max_request_bytes == raised.workspace_max_bytes == int(large)
+    assert raised.workspace_max_written_bytes == int(large)
+    assert (bounded.max_request_bytes, bounded.workspace_max_bytes) == (int(large), 5000)
+    assert load({"RESTANTE_MAX_FILE_BYTES": "1000"}, {}) == replace(Settings(), max_file_bytes=1000)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ in the operations guide follow from the declaration.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -313,11 +314,30 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
         settings = msgspec.convert(_given_values(environ, flags), Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsInvalid(_sentence(str(error), flags)) from error
+    settings = _with_room_for_files(settings, given(environ, flags))
     _check_not_above(settings, "upload_ttl_min_seconds", "upload_ttl_max_seconds")
     _check_not_above(settings, "max_file_bytes", "max_request_bytes")
     _check_token(settings, "admin_token")
     _check_token(settings, "registration_token")
     allowed_origins(settings, on_loopback=False)
+    return settings
+
+
+# Each has room for what the one before allows, unless it is set.
+_SIZES = (
+    "max_file_bytes",
+    "max_request_bytes",
+    "workspace_max_bytes",
+    "workspace_max_written_bytes",
+)
+
+
+def _with_room_for_files(settings: Settings, given: Collection[str]) -> Settings:
+    """An operator who raises the limit of files need not find every quota that it exceeds."""
+    for smaller, larger in pairwise(_SIZES):
+        least = getattr(settings, smaller)
+        if larger not in given and getattr(settings, larger) < least:
+            settings = msgspec.structs.replace(settings, **{larger: least})
     return settings
 
 

@@ -43,7 +43,7 @@ class Limits:
     read_timeout_seconds: float = 30
     slow_start_seconds: float = 15
     min_bytes_per_second: float = 1024
-    # A page of the feed holds ROWS_PER_PAGE messages of up to 1 MiB each.
+    # A page has one message of up to 16 MiB, or at a server of before ROWS_PER_PAGE of 1 MiB each.
     max_answer_bytes: int = 64 * 1024 * 1024
 
 
