@@ -61,13 +61,9 @@ def _wrapped(sent: Object) -> Object:
     if isinstance(sent.get("message"), dict):
         rest = {name: value for name, value in sent.items() if name not in _ENVELOPE}
         return {**envelope, "params": rest}
-    if not envelope.keys() - {"id"} and _says_something(sent):
+    if not envelope.keys() - {"id"} and ("parts" in sent or "content" in sent):
         return {"params": {"message": sent}}
     return sent
-
-
-def _says_something(holder: Object) -> bool:
-    return "parts" in holder or "content" in holder
 
 
 def _with_message(body: Object) -> Object:
