@@ -59,6 +59,8 @@ class Impostor:
                 await self._answer(asked, writer)
         finally:
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         said = self.answering(asked)
@@ -71,13 +73,15 @@ class Impostor:
             await writer.drain()
 
     async def end(self) -> None:
-        """End the answers that are still being sent."""
+        """End the answers that are still being sent, also to clients that no longer read."""
+        for _ in range(3):  # a connection that the system has accepted takes a few steps to get here
+            await asyncio.sleep(0)
         connections = dict(self._connections)
-        for connection in connections:
+        for connection, writer in connections.items():
             connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-        for writer in connections.values():
-            writer.close()  # a task that is cancelled before its first step has not done it
+            writer.transport.abort()
+        closing = [writer.wait_closed() for writer in connections.values()]
+        await asyncio.gather(*connections, *closing, return_exceptions=True)
 
 
 async def _request(reader: asyncio.StreamReader) -> Asked:

@@ -50,12 +50,12 @@ def assert_arrived_once(office: Office, at: Connect, into: Path, *files: Bytes) 
 
 
 def test_files_appear_under_their_own_names(office: Office, ana: Connect, into: Path):
-    assert f"Files appear in {into}" in ana.said
+    ana.until_said(f"Files appear in {into}")
 
     office.send(ana, LETTER, NOTE)
 
     assert_arrived_once(office, ana, into, LETTER, NOTE)
-    assert f"received {LETTER.name} (3.0 MiB): {into / LETTER.name}" in ana.said
+    ana.until_said(f"received {LETTER.name} (3.0 MiB): {into / LETTER.name}")
 
 
 @pytest.mark.parametrize("answers", [False, True])
