@@ -74,7 +74,8 @@ class Impostor:
 
     async def end(self) -> None:
         """End the answers that are still being sent, also to clients that no longer read."""
-        for _ in range(3):  # a connection that the system has accepted takes a few steps to get here
+        # A connection that the system has accepted takes a few steps of the loop to get here.
+        for _ in range(3):
             await asyncio.sleep(0)
         connections = dict(self._connections)
         for connection, writer in connections.items():
