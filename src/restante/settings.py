@@ -158,6 +158,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sweep_interval_seconds: Annotated[
         float, Meta(ge=0.1, le=86_400, description="Time between two sweeps.")
     ] = 300.0
+    self_url: Annotated[
+        str | None,
+        Meta(
+            min_length=1,
+            max_length=255,
+            description="The address under which peers of the op log know this node. Without it, "
+            "the node has a random name.",
+        ),
+    ] = None
+    ops_pull_seconds: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="Time between two pulls of a peer without long polls."),
+    ] = 10.0
+    ops_open_to: Annotated[
+        str | None,
+        Meta(
+            description="Address ranges, separated by commas, whose nodes may read the op log "
+            "without a token. Default: none."
+        ),
+    ] = None
     phantom_stale_seconds: Annotated[
         int,
         Meta(

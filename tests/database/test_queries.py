@@ -1,4 +1,4 @@
-"""Every statement in a `queries.sql` is used, and every statement that is used exists."""
+"""Every statement in a file of SQL is used, and every statement that is used exists."""
 
 import ast
 from importlib.resources import files
@@ -9,16 +9,21 @@ import pytest
 from restante.database import sql
 
 SOURCES = Path(str(files("restante")))
-PACKAGES = sorted(f"restante.{path.parent.name}" for path in SOURCES.rglob("queries.sql"))
+OTHER_SQL = {"schema"}  # for readers
+FILES = sorted(
+    (f"restante.{path.parent.name}", path.stem)
+    for path in SOURCES.glob("*/*.sql")
+    if path.stem not in OTHER_SQL
+)
 
 
-def used_in(module: Path) -> set[tuple[str, str]]:
-    """The statements that a module uses: (package, name)."""
+def used_in(module: Path) -> set[tuple[tuple[str, str], str]]:
+    """The statements that a module uses: the file, and the name in it."""
     tree = ast.parse(module.read_text())
     loaded = {
-        target.id: package
+        target.id: file
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and (package := _loaded_package(node.value))
+        if isinstance(node, ast.Assign) and (file := _loaded_file(node.value))
         for target in node.targets
         if isinstance(target, ast.Name)
     }
@@ -31,38 +36,37 @@ def used_in(module: Path) -> set[tuple[str, str]]:
     }
 
 
-def _loaded_package(value: ast.expr) -> str | None:
-    """`sql.load("restante.feed")` loads "restante.feed"."""
-    if (
-        isinstance(value, ast.Call)
-        and ast.unparse(value.func) == "sql.load"
-        and isinstance(value.args[0], ast.Constant)
-    ):
-        return str(value.args[0].value)
+def _loaded_file(value: ast.expr) -> tuple[str, str] | None:
+    """`sql.load("restante.feed")` loads "queries" of "restante.feed"."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "sql.load":
+        package, noun = [*map(ast.literal_eval, value.args), "queries"][:2]
+        return package, noun
     return None
 
 
 USED = {use for module in SOURCES.rglob("*.py") for use in used_in(module)}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_statements_and_their_users_agree(package: str):
-    assert set(sql.load(package)) == {name for loaded, name in USED if loaded == package}
+@pytest.mark.parametrize(("package", "noun"), FILES)
+def test_statements_and_their_users_agree(package: str, noun: str):
+    assert set(sql.load(package, noun)) == {
+        name for loaded, name in USED if loaded == (package, noun)
+    }
 
 
 def test_only_files_that_exist_are_loaded():
-    assert {package for package, _ in USED} == set(PACKAGES)
+    assert {file for file, _ in USED} == set(FILES)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_statement_name_is_used_once(package: str):
+@pytest.mark.parametrize(("package", "noun"), FILES)
+def test_a_statement_name_is_used_once(package: str, noun: str):
     """A second statement of that name would silently replace the first."""
-    text = files(package).joinpath("queries.sql").read_text()
+    text = files(package).joinpath(f"{noun}.sql").read_text()
     names = [line for line in text.splitlines() if line.startswith("-- name:")]
 
-    assert len(names) == len(set(names)) == len(set(sql.load(package)))
+    assert len(names) == len(set(names)) == len(set(sql.load(package, noun)))
 
 
 def test_a_missing_statement_is_named_in_the_error():
-    with pytest.raises(AttributeError, match=r"queries\.sql has no statement 'apend'"):
+    with pytest.raises(AttributeError, match="there is no statement 'apend'"):
         _ = sql.load("restante.feed").apend

@@ -1,0 +1,38 @@
+"""Ops and the headers of the op log's protocol, shared by the nodes."""
+
+from typing import Literal
+
+from msgspec import Raw, Struct
+
+# What the existing program sends and reads.
+RETENTION_GAP = "X-Mediorum-Retention-Gap"
+AVAILABLE_MIN_ULID = "X-Mediorum-Available-Min-Ulid"
+LAST_SCANNED_ULID = "X-Crud-Sweep-Last-Scanned-Ulid"
+LIMITED = "X-Crud-Sweep-Limited"
+
+# Ours.  Both sides send the first one, so that our nodes recognise each other.
+OPLOG_VERSION = "Restante-Oplog"
+NEXT_POSITION = "Restante-Next-Position"
+CURSOR_ON_YOU = "Restante-Cursor-On-You"  # how far the server has read the reader's log
+GAP_TABLES = "Restante-Gap-Tables"  # of these the reader needs a snapshot, as a JSON array
+SERVER_TIME = "Restante-Time"  # Unix milliseconds, to notice clocks that differ
+
+ActionName = Literal["create", "update", "delete"]
+
+
+class Op(Struct, omit_defaults=True):
+    """
+    One change of one or more records of a table.
+
+    The fields after `transient` travel between our own nodes only.
+    """
+
+    ulid: str
+    host: str
+    action: ActionName
+    table: str
+    data: list[Raw]
+    transient: bool | None = None  # always written; the default is for readers
+    approximate: bool = False
+    newest: list[bool] | None = None  # per record; None: all are
+    position: str = ""
