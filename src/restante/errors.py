@@ -298,6 +298,24 @@ class CursorGone(RestanteError):
     code = "cursor_gone"
 
 
+class TableNotTracked(RestanteError):
+    """The table's changes are not logged on this node."""
+
+    code = "table_not_tracked"
+
+
+class TableUntrackable(RestanteError):
+    """The changes of this table cannot be kept in step with other nodes, or its log cannot."""
+
+    code = "table_untrackable"
+
+
+class TooManyHosts(RestanteError):
+    """Ops of as many hosts are known as this node takes."""
+
+    code = "too_many_hosts"
+
+
 class ServerUnreachable(RestanteError):
     """The server did not answer completely; whether it processed the request is unknown."""
 

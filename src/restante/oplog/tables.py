@@ -1,0 +1,139 @@
+"""The tracked tables as the catalogue has them now, and the hosts that ops come from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from uuid import UUID, uuid4
+
+import msgspec
+
+from restante.database import sql
+from restante.database.pool import Connection, Row
+from restante.errors import TooManyHosts
+from restante.oplog import positions, ulids
+from restante.oplog.positions import Position
+
+queries = sql.load("restante.oplog", "tables")
+
+State = Literal["tracked", "paused"]
+
+# Each host that ever made an op has a row, and a peer may relay ops of others.
+MAX_HOSTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a tracked table."""
+
+    name: str
+    type: str
+    is_generated: bool = False
+    is_nullable: bool = True
+    has_default: bool = False
+    is_identity: bool = False  # GENERATED ALWAYS: written only with OVERRIDING SYSTEM VALUE
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedTable:
+    """
+    A table whose changes are logged.
+
+    `name` is what peers call it.  Without columns it was dropped or renamed.
+    """
+
+    id: int
+    name: str
+    schema_name: str
+    table_name: str
+    key_columns: tuple[str, ...]
+    columns: tuple[Column, ...] = ()
+    key_map: Mapping[str, str] = field(default_factory=dict[str, str])  # name in JSON: column
+    state: State = "tracked"
+    floor: UUID = ulids.LOWEST  # the largest ULID that was ever dropped from its log
+    floor_origin: str = ""
+    trimmed: Position | None = None  # the last position that was ever dropped
+    taken_snapshot: bool = False
+
+    @property
+    def relation(self) -> str:
+        """Its schema and name, quoted for a statement."""
+        return f"{sql.quoted(self.schema_name)}.{sql.quoted(self.table_name)}"
+
+    @property
+    def log(self) -> str:
+        """The partition of `ops` that holds its ops."""
+        return f"ops_{self.id}"
+
+    @property
+    def is_missing(self) -> bool:
+        return not self.columns
+
+
+async def all_tables(connection: Connection) -> list[TrackedTable]:
+    """Every tracked table, the paused ones too, by name."""
+    return [_table(row) for row in await connection.fetch(queries.all_tables, None)]
+
+
+async def find(connection: Connection, name: str) -> TrackedTable | None:
+    """The tracked table that peers call so."""
+    row = await connection.fetchrow(queries.all_tables, name)
+    return _table(row) if row else None
+
+
+def _table(row: Row) -> TrackedTable:
+    details = zip(
+        row["column_names"],
+        row["types"],
+        row["are_generated"],
+        row["are_nullable"],
+        row["have_default"],
+        row["are_identity"],
+        strict=True,
+    )
+    return TrackedTable(
+        row["id"],
+        row["name"],
+        row["schema_name"],
+        row["table_name"],
+        tuple(row["key_columns"]),
+        tuple(Column(*one) for one in details),
+        msgspec.json.decode(row["key_map"], type=dict[str, str]),
+        row["state"],
+        row["floor"],
+        row["floor_origin"],
+        positions.parsed(row["trimmed"]),
+        row["taken_snapshot"],
+    )
+
+
+async def own_host(connection: Connection) -> str:
+    """The name under which this node's changes are known; one is made up if it has none yet."""
+    return await connection.fetchval(queries.own_host) or await identify(connection, None)
+
+
+async def identify(connection: Connection, host: str | None) -> str:
+    """
+    Set the name of this node, normalised; None keeps the one it has.
+
+    A node that was never given one has a random name, which it keeps until then.
+    """
+    if host is None:
+        known = await connection.fetchval(queries.own_host)
+        if known is not None:
+            return known
+        host = f"urn:uuid:{uuid4()}"
+    await connection.execute(queries.set_own_host, await host_id(connection, host))
+    return host
+
+
+async def host_id(connection: Connection, host: str) -> int:
+    """The number of a host in `ops`; raises TooManyHosts if it is new and there is no room."""
+    for _ in range(2):
+        known = await connection.fetchval(queries.host_id, host)
+        if known is not None:
+            return known
+        await connection.execute(queries.add_host, host, MAX_HOSTS)
+    known = await connection.fetchval(queries.host_id, host)
+    if known is None:
+        raise TooManyHosts(f"Ops of {MAX_HOSTS} hosts are known, and no more are taken.")
+    return known

@@ -1,0 +1,39 @@
+-- name: all_tables
+-- One row per tracked table, with its columns as the catalogue has them now; a table that was dropped or
+-- renamed has none.
+select op_tables.*, columns.*
+  from op_tables
+  left join pg_namespace on pg_namespace.nspname = op_tables.schema_name
+  left join pg_class on pg_class.relnamespace = pg_namespace.oid
+                    and pg_class.relname = op_tables.table_name
+                    and pg_class.relkind in ('r', 'p')
+ cross join lateral (
+    select coalesce(array_agg(attname::text order by attnum), '{}') as column_names,
+           coalesce(array_agg(format_type(atttypid, atttypmod) order by attnum), '{}') as types,
+           coalesce(array_agg(attgenerated <> '' order by attnum), '{}') as are_generated,
+           coalesce(array_agg(not attnotnull order by attnum), '{}') as are_nullable,
+           coalesce(array_agg(atthasdef and attgenerated = '' or attidentity <> '' order by attnum), '{}')
+               as have_default,
+           coalesce(array_agg(attidentity = 'a' order by attnum), '{}') as are_identity
+      from pg_attribute
+     where attrelid = pg_class.oid and attnum > 0 and not attisdropped
+ ) as columns
+ where $1::text is null or op_tables.name = $1
+ order by op_tables.name;
+
+-- name: own_host
+select op_hosts.host from op_node join op_hosts on op_hosts.id = op_node.host_id;
+
+-- name: set_own_host
+insert into op_node (host_id) values ($1)
+    on conflict (only_row) do update set host_id = excluded.host_id
+ where op_node.host_id <> excluded.host_id;
+
+-- name: host_id
+select id from op_hosts where host = $1;
+
+-- name: add_host
+-- Waits for another session that adds the same host.
+insert into op_hosts (host)
+select $1 where (select count(*) from op_hosts) < $2
+    on conflict do nothing;
