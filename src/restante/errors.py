@@ -316,6 +316,18 @@ class TooManyHosts(RestanteError):
     code = "too_many_hosts"
 
 
+class PeerUnreachable(RestanteError):
+    """Another node did not answer, or not as a node of the op log does."""
+
+    code = "peer_unreachable"
+
+
+class SnapshotGone(RestanteError):
+    """The snapshot that a peer was taking is no longer kept; it must begin again."""
+
+    code = "snapshot_gone"
+
+
 class ServerUnreachable(RestanteError):
     """The server did not answer completely; whether it processed the request is unknown."""
 

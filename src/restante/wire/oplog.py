@@ -36,3 +36,58 @@ class Op(Struct, omit_defaults=True):
     approximate: bool = False
     newest: list[bool] | None = None  # per record; None: all are
     position: str = ""
+
+
+class SnapshotRequest(Struct):
+    """Begin a snapshot of a table; one that the peer had begun before is forgotten."""
+
+    table: str
+
+
+class SnapshotStart(Struct):
+    """A snapshot has begun: afterwards the log is read from `start`."""
+
+    start: str
+    host: str
+    columns: list[str]
+    cursor_on_you: str | None = None  # how far the server has read the taker's log
+
+
+class SnapshotPageRequest(Struct):
+    """Ask for a page: deletes in the order of the server, records in the order of their keys."""
+
+    table: str
+    start: str
+    phase: Literal["deletes", "records"]
+    after: str = ""
+
+
+class SnapshotKeysRequest(Struct):
+    """Ask which of these keys the server has no record of."""
+
+    table: str
+    start: str
+    keys: list[Raw]
+
+
+class SnapshotEntry(Struct, omit_defaults=True):
+    """
+    A record, or a key without one, with the newest op of its key.
+
+    Without a ULID the log has no op of the key, and what is there is older than the floor.
+    """
+
+    data: Raw
+    ulid: str = ""
+    host: str = ""
+    approximate: bool = False
+    deleted: bool = False  # the newest op is a delete
+
+
+class SnapshotPage(Struct):
+    """Some entries, and where to go on; None: there are no more."""
+
+    entries: list[SnapshotEntry]
+    floor: str
+    floor_origin: str
+    next: str | None = None
