@@ -1,0 +1,50 @@
+-- name: peers
+-- Without ourselves: the address of this node may have been set after it was added as a peer.
+select id, host, tables, relays, token, token_hash is not null as has_token, protocol, cursor,
+       max_ops_per_minute, max_bytes_per_minute, added_at
+  from op_peers
+ where host is distinct from (select h.host from op_node o join op_hosts h on h.id = o.host_id)
+ order by host;
+
+-- name: peer_by_host
+select id, host, tables, relays, token, token_hash is not null as has_token, protocol, cursor,
+       max_ops_per_minute, max_bytes_per_minute, added_at
+  from op_peers
+ where host = $1;
+
+-- name: peer_by_token
+select id, host, tables, relays, token, token_hash is not null as has_token, protocol, cursor,
+       max_ops_per_minute, max_bytes_per_minute, added_at
+  from op_peers
+ where token_hash = $1;
+
+-- name: add_peer
+-- What is null keeps its value; an empty array means all.  A token that the peer shows already stays,
+-- unless a new one is asked for.
+insert into op_peers as peer (host, token_hash, token, tables, relays, max_ops_per_minute,
+                              max_bytes_per_minute, added_at)
+values ($1, $2, $3, nullif($4::text[], '{}'), nullif($5::text[], '{}'), $6, $7, $8)
+    on conflict (host) do update
+   set token_hash = case when $9 or peer.token_hash is null
+                         then excluded.token_hash else peer.token_hash end,
+       token = coalesce(excluded.token, peer.token),
+       tables = case when $4::text[] is null then peer.tables else excluded.tables end,
+       relays = case when $5::text[] is null then peer.relays else excluded.relays end,
+       max_ops_per_minute = coalesce(excluded.max_ops_per_minute, peer.max_ops_per_minute),
+       max_bytes_per_minute = coalesce(excluded.max_bytes_per_minute, peer.max_bytes_per_minute)
+returning token_hash = $2 as is_token_new;
+
+-- name: remove_peer
+with removed as (
+    delete from op_peers where host = $1 returning id
+), snapshots as (
+    delete from op_snapshots where peer_id in (select id from removed)
+), deletes as (
+    delete from op_snapshot_deletes where peer_id in (select id from removed)
+), pins as (
+    delete from op_pins where peer_id in (select id from removed)
+)
+select count(*) from removed;
+
+-- name: own_host
+select h.host from op_node o join op_hosts h on h.id = o.host_id;
