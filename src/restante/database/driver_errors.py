@@ -56,6 +56,8 @@ FROM_THE_DRIVER = (
 )
 # Postgres could not do what only it can do, such as a checkpoint; its own log says why.
 INTERNAL = asyncpg.InternalServerError
+# A value from outside is not one of the type that a column has.
+BAD_VALUE = (asyncpg.DataError,)
 _CLOSED = "The connection to the database was closed."
 
 # The driver raises InterfaceError for lost connections and for programming errors; only the text

@@ -134,6 +134,7 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
 class Operator:
     """What the operator's commands work with."""
 
+    db: Database
     sweep: Sweep
     space: SpaceAccount
     uploads: UploadAdmin
@@ -149,6 +150,7 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
         disk = await disk_of(settings, db, _ballast(settings, data_directory(settings)))
         wakeups, subjects = Wakeups(db, Listener(dsn)), subjects_of(settings, disk)
         yield Operator(
+            db,
             sweep_of(db, subjects, disk),
             SpaceAccount(db, subjects, disk),
             UploadAdmin(
