@@ -262,6 +262,7 @@ create table op_peers (
     protocol            text        check (protocol in ('restante', 'ulid')),
     cursor              text        not null default '' collate "C",
     cursor_at           timestamptz,
+    cursor_problem      text,
     pulled_at           timestamptz,
     failing_since       timestamptz,
     failure             text,
@@ -318,32 +319,25 @@ create table op_conflicts (
 );
 create index op_conflicts_by_age on op_conflicts (noticed_at);
 
--- Snapshots that we are taking, and the server's deletes, which come first.
+-- Snapshots that we are taking: how far each has come, and what the server said when it began.
 create table op_snapshots (
     peer_id        integer     not null,
     table_id       integer     not null,
-    phase          text        not null check (phase in ('deletes', 'records', 'leftovers')),
+    phase          text        not null
+                   check (phase in ('new', 'deletes', 'records', 'leftovers', 'own_deletes', 'done')),
+    is_for_gap     boolean     not null,
     after          text        not null default '',
-    start          text        not null collate "C",
-    floor          uuid        not null,
-    floor_origin   text        not null,
+    start          text        not null default '' collate "C",
+    host           text        not null default '',
+    columns        text[]      not null default '{}',
+    floor          uuid        not null default '00000000-0000-0000-0000-000000000000',
+    floor_origin   text        not null default '',
     server_cursor  text        collate "C",
     records        bigint      not null default 0,
+    begun          integer     not null default 0,
     started_at     timestamptz not null,
     progressed_at  timestamptz not null,
     primary key (peer_id, table_id)
-);
-
-create table op_snapshot_deletes (
-    peer_id     integer not null,
-    table_id    integer not null,
-    key_hash    bigint  not null,
-    key         text    not null,
-    ulid        uuid    not null,
-    origin      text    not null,
-    approximate boolean not null,
-    data        json    not null,
-    primary key (peer_id, table_id, key_hash, key)
 );
 
 -- Where peers that take a snapshot of us began: nothing after it is dropped.

@@ -79,6 +79,7 @@ class SnapshotEntry(Struct, omit_defaults=True):
 
     data: Raw
     ulid: str = ""
+    n: int = 0  # which record of that op
     host: str = ""
     approximate: bool = False
     deleted: bool = False  # the newest op is a delete
