@@ -159,10 +159,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, Meta(ge=0.1, le=86_400, description="Time between two sweeps.")
     ] = 300.0
     self_url: Annotated[
-        str | None,
+        Annotated[str, Meta(min_length=1, max_length=255)] | None,
         Meta(
-            min_length=1,
-            max_length=255,
             description="The address under which peers of the op log know this node. Without it, "
             "the node has a random name.",
         ),
