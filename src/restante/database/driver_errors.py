@@ -152,6 +152,44 @@ def violates_key(error: BaseException, table: str) -> bool:
     return name == table or name.startswith(f"{table}_")
 
 
+def record_fault(error: BaseException, *, own_schema: str) -> str | None:
+    """
+    Why a record cannot be in a table of somebody else; None if the record is not at fault.
+
+    Our own tables refuse rows too, for example when they have no partition for them.
+    """
+    if isinstance(error, asyncpg.InsufficientPrivilegeError) or not isinstance(
+        error, asyncpg.PostgresError
+    ):
+        return None
+    if getattr(error, "schema_name", None) == own_schema:
+        return None
+    found = (name for kinds, name in _RECORD_FAULTS if isinstance(error, kinds))
+    return next(found, None)
+
+
+_RECORD_FAULTS = (
+    ((asyncpg.ForeignKeyViolationError, asyncpg.RestrictViolationError), "foreign_key"),
+    ((asyncpg.UniqueViolationError, asyncpg.ExclusionViolationError), "unique"),
+    ((asyncpg.NotNullViolationError,), "not_null"),
+    ((asyncpg.CheckViolationError,), "check"),
+    ((asyncpg.DataError, asyncpg.DatatypeMismatchError, asyncpg.CannotCoerceError), "type"),
+    ((asyncpg.ProgramLimitExceededError,), "too_large"),
+    (
+        (
+            asyncpg.IntegrityConstraintViolationError,
+            asyncpg.PLPGSQLError,  # a trigger of the table raises it
+            asyncpg.SyntaxOrAccessError,  # such a trigger names what is not there
+            asyncpg.TriggeredActionError,
+            asyncpg.TriggeredDataChangeViolationError,
+            asyncpg.WithCheckOptionViolationError,
+            asyncpg.FeatureNotSupportedError,
+        ),
+        "other",
+    ),
+)
+
+
 def is_uncertain(error: BaseException) -> bool:
     """Whether the server may have committed, although the driver raised this."""
     if isinstance(error, asyncpg.QueryCanceledError):
@@ -178,3 +216,9 @@ def reason(error: BaseException) -> str:
     """The first line of the driver's message, to be part of a sentence."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def full_reason(error: BaseException) -> str:
+    """The driver's message with its detail, as one sentence or two."""
+    detail = getattr(error, "detail", None)
+    return f"{reason(error)}. {detail}" if detail else f"{reason(error)}."

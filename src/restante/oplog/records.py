@@ -32,8 +32,6 @@ queries = sql.load("restante.oplog", "records")
 # that give up.
 LOCK_TIMEOUT_MILLISECONDS = 800
 
-Hosts = Mapping[int, str]  # by the number that they have in `ops`
-
 
 class KeysTaken(Exception):
     """A record that was not there is there now: look again.  Nothing may be committed."""
@@ -110,7 +108,7 @@ async def lock(
     await tx.fetchval(statements.of_keys(target_of(table)).lock[for_delete], _array(keys))
 
 
-async def facts(tx: Tx, table: TrackedTable, keys: Sequence[str], hosts: Hosts) -> list[Fact]:
+async def facts(tx: Tx, table: TrackedTable, keys: Sequence[str]) -> list[Fact]:
     """
     The canonical key, the newest op and the presence of each record, in the order of the keys.
 
@@ -118,15 +116,14 @@ async def facts(tx: Tx, table: TrackedTable, keys: Sequence[str], hosts: Hosts) 
     """
     found: dict[int, Fact] = {}
     for row in await tx.fetch(statements.of_keys(target_of(table)).facts, _array(keys)):
-        at, ulid = row["at"], row["ulid"]
+        at, key, key_hash, ulid, host, is_delete, is_approximate, has_record = row
         newest = None
         if ulid is not None:
-            version = Version(ulid, hosts[row["origin"]])
-            newest = Newest(version, row["is_delete"], row["approximate"])
+            newest = Newest(Version(ulid, host), is_delete, is_approximate)
             other = found.get(at)
-            if other and other.newest and other.newest.version > version:
+            if other and other.newest and other.newest.version > newest.version:
                 continue
-        found[at] = Fact(row["key"], row["key_hash"], newest, row["has_record"])
+        found[at] = Fact(key, key_hash, newest, has_record)
     return [found[at] for at in range(1, len(keys) + 1)]
 
 
@@ -179,11 +176,6 @@ async def append(tx: Tx, table: TrackedTable, changes: Sequence[Change]) -> None
 async def raise_clock(tx: Tx, ulid: UUID) -> None:
     """From now on this node's changes are newer than the ULID."""
     await tx.fetchval(queries.raise_clock, ulids.tick_above(ulid))
-
-
-async def known_hosts(tx: Tx) -> dict[int, str]:
-    """Every host that ops come from, by its number."""
-    return {row["id"]: row["host"] for row in await tx.fetch(queries.known_hosts)}
 
 
 def _array(records: Sequence[str]) -> str:

@@ -30,6 +30,3 @@ select $1, arrival.at, arrival.era, arrival.xid,
 
 -- name: raise_clock
 select restante.op_tick(1, $1);
-
--- name: known_hosts
-select id, host from restante.op_hosts;

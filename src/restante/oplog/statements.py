@@ -69,8 +69,9 @@ def of_keys(target: Target) -> KeyStatements:
                    exists (select from {target.relation} as t where {matches}) as has_record
               from r
               left join lateral (
-                select ops.ulid, ops.origin, ops.action = 'd' as is_delete, ops.approximate
+                select ops.ulid, op_hosts.host, ops.action = 'd', ops.approximate
                   from restante.{sql.quoted(target.log)} as ops
+                  join restante.op_hosts on op_hosts.id = ops.origin
                  where ops.key_hash = r.key_hash and ops.key = r.key
                  order by ops.ulid desc
                  fetch first 1 row with ties
