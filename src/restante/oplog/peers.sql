@@ -39,8 +39,6 @@ with removed as (
     delete from op_peers where host = $1 returning id
 ), snapshots as (
     delete from op_snapshots where peer_id in (select id from removed)
-), deletes as (
-    delete from op_snapshot_deletes where peer_id in (select id from removed)
 ), pins as (
     delete from op_pins where peer_id in (select id from removed)
 )
