@@ -274,6 +274,7 @@ create table op_peers (
     superseded          bigint      not null default 0,
     parked              bigint      not null default 0,
     refused             bigint      not null default 0,
+    conflicts           bigint      not null default 0,
     served              text        not null default '' collate "C",
     page_ends           text[]      not null default '{}',
     confirmed           text        not null default '' collate "C",
@@ -287,18 +288,19 @@ create table op_parked (
     peer_id    integer     not null,
     table_name text        not null,
     ulid       uuid        not null,
-    n          integer     not null,
     origin     text        not null,
     action     "char"      not null check (action in ('c', 'u', 'd')),
     key_hash   bigint,
     key        text,
     data       json        not null,
+    data_hash  bigint      not null,
+    approximate boolean    not null default false,
     reason     text        not null,
     sentence   text        not null,
     parked_at  timestamptz not null,
     tried_at   timestamptz not null,
     tries      integer     not null default 1,
-    unique (table_name, ulid, origin, n)
+    unique (table_name, ulid, origin, data_hash)
 );
 create index op_parked_by_key on op_parked (table_name, key_hash);
 create index op_parked_by_age on op_parked (parked_at);
@@ -318,6 +320,7 @@ create table op_conflicts (
     lost         json
 );
 create index op_conflicts_by_age on op_conflicts (noticed_at);
+create index op_conflicts_by_lost on op_conflicts (lost_ulid);
 
 -- Snapshots that we are taking: how far each has come, and what the server said when it began.
 create table op_snapshots (

@@ -5,6 +5,7 @@ A refused op is counted with its reason, and the rest of its page goes on.
 """
 
 from collections.abc import Container
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
@@ -45,26 +46,33 @@ class Sender(Protocol):
     def may_relay(self, origin: str) -> bool: ...
 
 
-def refusal(
-    op: Op, *, origin: str, own_host: str, sender: Sender, tables: Container[str], now: datetime
-) -> Refusal | None:
-    """
-    Why an op is refused as a whole; None if it is not.
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What is taken from one sender."""
 
-    `origin` is its host, normalised.  Our own ops may come back from anybody: after a restore only
-    others still have them.
-    """
-    if (ulid := ulids.parsed(op.ulid)) is None:
-        return Refusal.ULID
-    if not ulids.is_plausible(ulid, now=now):
-        return Refusal.TIME
-    if not 0 < len(origin) <= MAX_HOST or "\0" in origin:
-        return Refusal.HOST
-    if origin != own_host and not sender.may_relay(origin):
-        return Refusal.HOST
-    if op.table not in tables:
-        return Refusal.TABLE
-    return None if sender.may_see(op.table) else Refusal.FORBIDDEN_TABLE
+    sender: Sender
+    own_host: str
+    tables: Container[str]
+    now: datetime
+
+    def refusal(self, op: Op, *, origin: str) -> Refusal | None:
+        """
+        Why an op is refused as a whole; None if it is not.
+
+        `origin` is its host, normalised.  Our own ops may come back from anybody: after a restore
+        only others still have them.
+        """
+        if (ulid := ulids.parsed(op.ulid)) is None:
+            return Refusal.ULID
+        if not ulids.is_plausible(ulid, now=self.now):
+            return Refusal.TIME
+        if not 0 < len(origin) <= MAX_HOST or "\0" in origin:
+            return Refusal.HOST
+        if origin != self.own_host and not self.sender.may_relay(origin):
+            return Refusal.HOST
+        if op.table not in self.tables:
+            return Refusal.TABLE
+        return None if self.sender.may_see(op.table) else Refusal.FORBIDDEN_TABLE
 
 
 def decoded(record: Raw) -> tuple[str, Fields] | Refusal:

@@ -75,6 +75,7 @@ create table op_peers (
     superseded          bigint      not null default 0,
     parked              bigint      not null default 0,
     refused             bigint      not null default 0,
+    conflicts           bigint      not null default 0,
     served              text        not null default '' collate "C",
     page_ends           text[]      not null default '{}',
     confirmed           text        not null default '' collate "C",
@@ -87,18 +88,19 @@ create table op_parked (
     peer_id    integer     not null,
     table_name text        not null,
     ulid       uuid        not null,
-    n          integer     not null,
     origin     text        not null,
     action     "char"      not null check (action in ('c', 'u', 'd')),
     key_hash   bigint,
     key        text,
     data       json        not null,
+    data_hash  bigint      not null,
+    approximate boolean    not null default false,
     reason     text        not null,
     sentence   text        not null,
     parked_at  timestamptz not null,
     tried_at   timestamptz not null,
     tries      integer     not null default 1,
-    unique (table_name, ulid, origin, n)
+    unique (table_name, ulid, origin, data_hash)
 );
 create index op_parked_by_key on op_parked (table_name, key_hash);
 create index op_parked_by_age on op_parked (parked_at);
@@ -117,6 +119,7 @@ create table op_conflicts (
     lost         json
 );
 create index op_conflicts_by_age on op_conflicts (noticed_at);
+create index op_conflicts_by_lost on op_conflicts (lost_ulid);
 
 create table op_snapshots (
     peer_id        integer     not null,
