@@ -191,7 +191,7 @@ def _without_server_op(pair: SnapshotPair, sides: SnapshotSides) -> SnapshotVerd
         if sides.is_first and not pair.server_has_record:
             return _reissue(pair, sides)
         return _take(pair, sides, reports=not sides.has_read_us)
-    if pair.own.version.ulid > sides.server_floor:
+    if pair.own.version > Version(sides.server_floor, sides.server):
         return SnapshotVerdict(Outcome.KEEP, reports=pair.own.is_approximate and not pair.is_same)
     return _both_unsure(pair, sides)
 
