@@ -66,6 +66,11 @@ def tick_above(ulid: UUID) -> int:
     return (ulid.int >> _TICK_SHIFT) + 1
 
 
+def milliseconds_of_tick(tick: int) -> int:
+    """The Unix milliseconds at which the hybrid clock stands."""
+    return tick >> _COUNTER_BITS
+
+
 def following(ulid: UUID) -> UUID:
     """The next greater one."""
     return UUID(int=ulid.int + 1)

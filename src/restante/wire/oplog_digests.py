@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from restante.wire.oplog_status import Lag
+
 TABLES_PATH = "/internal/oplog/digest/tables"
 DIGEST_PATH = "/internal/oplog/digest"
 RECORDS_PATH = "/internal/oplog/digest/records"
@@ -46,6 +48,9 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     head: Annotated[str, Meta(description="The last position of its tables; empty: no op.")]
     cursor: Annotated[str, Meta(description="How far it has read the log of the asking node.")]
     tables: list[TableDescription]
+    waiting: Annotated[
+        Lag | None, Meta(description="What of its log the asking node has not confirmed.")
+    ] = None
 
 
 class KeyRange(Struct, frozen=True):

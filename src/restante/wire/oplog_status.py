@@ -1,0 +1,89 @@
+"""What the status of the op log shows."""
+
+from datetime import datetime
+
+from msgspec import Struct
+
+
+class Lag(Struct, frozen=True):
+    """What of a log has not been read yet."""
+
+    ops: int = 0  # changed records
+    bytes: int = 0
+    seconds: float = 0.0  # the age of the oldest
+    is_more: bool = False  # there are more; counting stopped
+
+
+class LogTable(Struct, frozen=True, kw_only=True):
+    """A tracked table and its part of the log."""
+
+    name: str
+    state: str  # tracked, paused or missing
+    ops: int  # as Postgres estimates them
+    bytes: int
+    floor: str  # the largest ULID that was ever dropped; empty: none
+    floor_at: datetime | None
+    partitions: int
+    ahead_seconds: float | None  # how far ahead of the clock it has partitions
+
+
+class PeerStatus(Struct, frozen=True, kw_only=True):
+    """A peer, in both directions."""
+
+    host: str
+    protocol: str | None
+    # What we read from it.
+    cursor: str
+    cursor_problem: str | None
+    pulled_at: datetime | None
+    failing_since: datetime | None
+    failure: str | None
+    behind: Lag | None  # None: it cannot tell, or was not asked yet
+    skew_seconds: float | None
+    applied: int
+    superseded: int
+    parked: int
+    refused: int
+    conflicts: int
+    gaps: int
+    # What it reads from us.
+    confirmed: str
+    confirmed_at: datetime | None
+    waiting: Lag
+    schema_differences: list[str]
+
+
+class HorizonHolder(Struct, frozen=True, kw_only=True):
+    """The oldest transaction that writes; what commits after it began is served when it ends."""
+
+    pid: int | None  # None: a prepared transaction
+    who: str
+    state: str
+    seconds: float
+    query_started_at: datetime | None
+    prepared: str | None = None
+
+
+class SnapshotStatus(Struct, frozen=True, kw_only=True):
+    """A snapshot that is being taken from a peer."""
+
+    peer: str
+    table: str
+    phase: str
+    records: int
+    started_at: datetime
+    progressed_at: datetime
+
+
+class OplogStatus(Struct, frozen=True, kw_only=True):
+    """The op log of this node."""
+
+    host: str
+    clock_ahead_seconds: float  # how far the hybrid clock is ahead of the wall clock
+    tables: list[LogTable]
+    peers: list[PeerStatus]
+    snapshots: list[SnapshotStatus]
+    parked: dict[str, int]  # by reason
+    conflicts: int
+    conflicts_since: datetime | None  # of the oldest that is kept
+    horizon: HorizonHolder | None
