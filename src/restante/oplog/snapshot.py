@@ -19,7 +19,7 @@ from msgspec import Raw
 from restante.database import driver_errors, sql
 from restante.database.pool import Connection, Database, Row, Tx
 from restante.errors import BadRequest, SnapshotGone, TableBusy, TableNotTracked
-from restante.oplog import positions, tables, ulids
+from restante.oplog import positions, readers, tables, ulids
 from restante.oplog.peers import Peer
 from restante.oplog.positions import Position
 from restante.oplog.tables import TrackedTable
@@ -54,8 +54,10 @@ async def begin(
         assert row is not None  # noqa: S101 - it always has one
         if row["has_old_prepared"]:
             raise TableBusy("A transaction that was prepared before the restart is still open.")
-        start = str(Position(row["era"], row["xmin"], ulids.LOWEST, 0))
+        at = Position(row["era"], row["xmin"], ulids.LOWEST, 0)
+        start = str(at)
         await tx.execute(queries.pin, peer.id, table.id, start, now + PIN_LASTS)
+        await readers.note_served(tx, peer.id, at)  # it confirms this when it is complete
         cursor = positions.parsed(row["cursor_on_you"] or "")
         return wire.SnapshotStart(
             start=start,
@@ -79,7 +81,7 @@ async def page(
     Raises SnapshotGone if it must begin again, TableNotTracked, and BadRequest.
     """
     async with _reading(db, peer, request.table, request.start, now=now) as reading:
-        read = _deletes if request.phase == "deletes" else _records
+        read = deletes_of if request.phase == "deletes" else _records
         entries, following = await read(reading.tx, reading.table, request.after)
     return wire.SnapshotPage(entries, reading.floor, reading.floor_origin, following)
 
@@ -134,15 +136,20 @@ async def _reading(
     # In another era the database may have been restored, and what was served never have been.
     if position is None or position.era != era:
         raise _gone(table)
-    path = ", ".join(map(sql.quoted, dict.fromkeys([table.schema_name, "public", "pg_temp"])))
     try:
         async with db.transaction(readonly=True) as tx:
-            await tx.execute(queries.canonical, path)
+            await make_canonical(tx, table)
             reading = _Reading(tx, table, position)
             yield reading
             await reading.end()
     except driver_errors.BAD_VALUE as error:
         raise BadRequest(f"A key does not fit the table: {driver_errors.reason(error)}.") from error
+
+
+async def make_canonical(tx: Tx, table: TrackedTable) -> None:
+    """Let the values of a table have one text form only, for this transaction."""
+    path = ", ".join(map(sql.quoted, dict.fromkeys([table.schema_name, "public", "pg_temp"])))
+    await tx.execute(queries.canonical, path)
 
 
 def _gone(table: TrackedTable) -> SnapshotGone:
@@ -156,9 +163,10 @@ async def _visible(connection: Connection, peer: Peer, name: str) -> TrackedTabl
     return table
 
 
-async def _deletes(
+async def deletes_of(
     tx: Tx, table: TrackedTable, after: str
 ) -> tuple[list[wire.SnapshotEntry], str | None]:
+    """The keys whose newest op is a delete, and where to go on; raises BadRequest."""
     statement = queries.deletes_page.format(log=table.log)
     key_hash, key = _deletes_after(after)
     rows = await tx.fetch(statement, key_hash, key, MAX_SCANNED_KEYS)
@@ -196,21 +204,37 @@ def _entry(row: Row, data: Raw) -> wire.SnapshotEntry:
     return wire.SnapshotEntry(data, *version, row["approximate"], row["is_delete"])
 
 
-def _records_page(table: TrackedTable, *, is_first: bool) -> str:
+def above(table: TrackedTable, *, is_first: bool) -> str:
+    """The condition for the records beyond the key that is the first parameter."""
+    if is_first:
+        return "$1::text is null"
     keys = [sql.quoted(name) for name in table.key_columns]
     bounds = ", ".join(queries.bound.format(key=key, relation=table.relation) for key in keys)
-    above = "$1::text is null" if is_first else f"({_of('t', keys)}) > ({bounds})"
+    return f"({_of('t', keys)}) > ({bounds})"
+
+
+def key_object(table: TrackedTable) -> str:
+    """The arguments of json_build_object for the key of a record."""
+    return ", ".join(f"{_literal(name)}, t.{sql.quoted(name)}" for name in table.key_columns)
+
+
+def newest(table: TrackedTable, alias: str) -> str:
+    """A subquery for the newest op of the key of a row."""
+    values = ", ".join(f"{alias}.{sql.quoted(name)}" for name in table.key_columns)
+    return queries.newest.format(log=table.log, values=values)
+
+
+def _records_page(table: TrackedTable, *, is_first: bool) -> str:
+    keys = [sql.quoted(name) for name in table.key_columns]
     return queries.records_page.format(
         keys=", ".join(keys),
         sizes=" + ".join(
             f"coalesce(pg_column_size(t.{sql.quoted(column.name)}), 1)" for column in table.columns
         ),
         relation=table.relation,
-        above=above,
-        names_and_keys=", ".join(
-            f"{_literal(name)}, t.{key}" for name, key in zip(table.key_columns, keys, strict=True)
-        ),
-        newest=queries.newest.format(log=table.log, values=_of("t", keys)),
+        above=above(table, is_first=is_first),
+        names_and_keys=key_object(table),
+        newest=newest(table, "t"),
     )
 
 
@@ -220,7 +244,7 @@ def _missing_of(table: TrackedTable) -> str:
         relation=table.relation,
         same=" and ".join(f"t.{key} = k.{key}" for key in keys),
         first_key=keys[0],
-        newest_of_k=queries.newest.format(log=table.log, values=_of("k", keys)),
+        newest_of_k=newest(table, "k"),
     )
 
 

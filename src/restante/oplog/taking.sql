@@ -1,0 +1,104 @@
+-- The words in braces are expressions and identifiers of the tracked table, quoted in taking_page.py.
+
+-- name: want
+-- One that is being taken goes on.
+insert into op_snapshots (peer_id, table_id, phase, is_for_gap, started_at, progressed_at)
+select $1, id, 'new', $3, $4, $4 from unnest($2::integer[]) as id
+    on conflict (peer_id, table_id) do update
+   set is_for_gap = op_snapshots.is_for_gap or excluded.is_for_gap;
+
+-- name: pending
+select op_snapshots.*, op_tables.name
+  from op_snapshots
+  left join op_tables on op_tables.id = op_snapshots.table_id
+ where op_snapshots.peer_id = $1
+ order by op_tables.name;
+
+-- name: references
+-- Which tracked table refers to which other one.
+select child.id as child, parent.id as parent
+  from pg_constraint
+  join op_tables as child
+    on conrelid = to_regclass(format('%I.%I', child.schema_name, child.table_name))
+  join op_tables as parent
+    on confrelid = to_regclass(format('%I.%I', parent.schema_name, parent.table_name))
+ where contype = 'f' and conrelid <> confrelid;
+
+-- name: began
+update op_snapshots
+   set phase = 'deletes', after = '', start = $3, host = $4, columns = $5, server_cursor = $6,
+       records = 0, begun = begun + 1, progressed_at = $7
+ where peer_id = $1 and table_id = $2 and phase = 'new'
+returning true;
+
+-- name: restart
+update op_snapshots
+   set phase = 'new', after = '', start = '', progressed_at = $3
+ where peer_id = $1 and table_id = $2;
+
+-- name: forget
+delete from op_snapshots where peer_id = $1 and table_id = $2;
+
+-- name: progressed
+-- With the page that it stands for, and only if nobody has begun anew meanwhile.
+update restante.op_snapshots
+   set phase = $6, after = $7, records = records + $8, progressed_at = $9,
+       floor = greatest(floor, $10), floor_origin = case when floor < $10 then $11 else floor_origin end
+ where peer_id = $1 and table_id = $2 and start = $3 and phase = $4 and after = $5
+returning true;
+
+-- name: adopt_floor
+update restante.op_tables
+   set floor = greatest(floor, $2), floor_origin = case when floor < $2 then $3 else floor_origin end,
+       taken_snapshot = true
+ where id = $1;
+
+-- name: settle
+-- When every snapshot of the peer is complete: its log is read on from the first start.  A gap is
+-- counted unless this was the first contact.
+with done as (
+    delete from op_snapshots where peer_id = $1
+    returning start, is_for_gap
+), first as (
+    select min(start) as start, bool_or(is_for_gap) as is_for_gap from done
+)
+update op_peers
+   set cursor = case when first.is_for_gap or $2 then first.start
+                     else least(cursor, first.start) end,
+       cursor_at = $3,
+       gaps = gaps + case when first.is_for_gap and not $2 and gap_at <> first.start then 1 else 0 end,
+       gap_at = case when first.is_for_gap and not $2 then first.start else gap_at end
+  from first
+ where op_peers.id = $1 and first.start is not null
+returning cursor;
+
+-- name: own_keys
+select json_build_object({names_and_keys})::text as key
+  from {relation} as t
+ where {above}
+ order by {keys}
+ limit $2;
+
+-- name: compare
+-- What we have of each key, with the server's record turned into a row of our own type.
+select asked.at, own_key.key, hashtextextended(own_key.key, 0) as key_hash,
+       t.{first_key} is not null as has_record, row_to_json(t)::text as own,
+       {same_columns} as is_same_record,
+       hashtextextended(t::text, 0) as own_hash, hashtextextended(s::text, 0) as server_hash,
+       newest.ulid, newest.host, newest.approximate, newest.is_delete,
+       unsent.action::text as unsent_action, unsent.old_hash as unsent_old_hash
+  from json_array_elements($1::json) with ordinality as asked (data, at)
+ cross join lateral json_populate_record(null::{relation}, asked.data) as s
+ cross join lateral (select json_build_array({server_keys})::text as key) as own_key
+  left join {relation} as t on {same_key}
+  left join lateral ({newest}) as newest on true
+  left join lateral (
+    select ops.action, ops.old_hash
+      from restante.{log} as ops
+     where ops.key_hash = hashtextextended(own_key.key, 0)
+       and ops.key = own_key.key
+       and (ops.era, ops.xid, ops.ulid, ops.n) > ($2, $3, $4, $5)
+     order by ops.era, ops.xid, ops.ulid, ops.n
+     limit 1
+  ) as unsent on true
+ order by asked.at;

@@ -1,0 +1,331 @@
+"""
+One page of a snapshot, inside a transaction: lock the keys, compare, decide, write and log.
+
+What changes is logged here too, under the record's version, so that those who read from us hear of
+it.  What loses, and may not have been known to the server, is kept as a conflict.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Protocol
+from uuid import UUID
+
+from restante.database import sql
+from restante.database.pool import Database, Row, Tx
+from restante.errors import PeerUnreachable
+from restante.oplog import boundary, conflicts, records, rules, snapshot, tables, ulids
+from restante.oplog.conflicts import Conflict
+from restante.oplog.peers import Peer, normalised_host
+from restante.oplog.positions import Position
+from restante.oplog.records import Change
+from restante.oplog.rules import Action, Newest, Outcome, SnapshotPair, SnapshotSides, Version
+from restante.oplog.tables import TrackedTable
+from restante.wire import oplog as wire
+
+queries = sql.load("restante.oplog", "taking")
+
+# Records under a version that is not their own are numbered from here, apart from those of the op.
+_FIRST_NUMBER = 2**30
+# A server without a floor has nothing that could be older; peers refuse earlier versions.
+_EARLIEST = ulids.lowest_at(ulids.EARLIEST)
+_NOTHING_READ = Position(-1, -1, ulids.LOWEST, -1)
+
+
+class Progress(Protocol):
+    """What was said when the snapshot began, and how far it is."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def columns(self) -> frozenset[str]: ...
+    @property
+    def server_cursor(self) -> Position | None: ...
+    @property
+    def records(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """A snapshot that is being taken."""
+
+    peer: Peer
+    table: TrackedTable
+    progress: Progress
+    own_host: str
+    server_floor: UUID  # when the page was read
+
+    @property
+    def sides(self) -> SnapshotSides:
+        cursor, trimmed = self.progress.server_cursor, self.table.trimmed
+        return SnapshotSides(
+            server=self.progress.host,
+            taker=self.own_host,
+            server_floor=self.server_floor,
+            own_floor=self.table.floor,
+            is_first=cursor is None,
+            has_read_us=cursor is not None and (trimmed is None or cursor >= trimmed),
+        )
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that both nodes have, and that are written."""
+        ours = {column.name for column in self.table.columns if not column.is_generated}
+        return self.progress.columns & ours
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What the server has of one key."""
+
+    data: str
+    key: str  # a JSON object of the key columns
+    has_record: bool
+    newest: Newest | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What we have of the same key."""
+
+    key: str
+    key_hash: int
+    pair: SnapshotPair
+    data: str | None
+    hash: int | None
+
+
+async def own_keys(db: Database, table: TrackedTable, after: str) -> list[str]:
+    """The keys of our records beyond a key, as JSON objects; not all of them at once."""
+    statement = queries.own_keys.format(
+        names_and_keys=snapshot.key_object(table),
+        relation=table.relation,
+        above=snapshot.above(table, is_first=not after),
+        keys=", ".join(map(sql.quoted, table.key_columns)),
+    )
+    async with db.transaction(readonly=True) as tx:
+        await snapshot.make_canonical(tx, table)
+        rows = await tx.fetch(statement, after or None, snapshot.MAX_ASKED_KEYS)
+    return [row["key"] for row in rows]
+
+
+async def take(
+    tx: Tx,
+    taking: Taking,
+    sent: Sequence[wire.SnapshotEntry],
+    *,
+    has_records: bool,
+    now: datetime,
+) -> None:
+    """
+    Decide about each key, write what is taken, and log it.
+
+    Raises PeerUnreachable for a version that no honest clock can have made, and KeysTaken.
+    """
+    entries = [_checked(taking, entry, has_record=has_records, now=now) for entry in sent]
+    entries = [entry for entry in entries if _may_send(taking, entry)]
+    if not entries:
+        return
+    sides = taking.sides
+    # Before `begin`, after which only the tables' own schemas are searched.
+    hosts = await _hosts(tx, entries, sides)
+    await records.begin(tx, [taking.table])
+    keys = [entry.key for entry in entries]
+    await records.lock(tx, taking.table, keys, for_delete=not has_records)
+    own = await _compared(tx, taking, entries)
+    decided = [
+        _Decided(entry, mine, rules.judge_snapshot(mine.pair, sides))
+        for entry, mine in zip(entries, own, strict=True)
+    ]
+    await _write(tx, taking, decided, hosts)
+    found = [conflict for one in decided if (conflict := _conflict(one, sides))]
+    await conflicts.add(tx, taking.table.name, found, now=now)
+    versions = [entry.newest.version.ulid for entry in entries if entry.newest]
+    if versions:
+        await records.raise_clock(tx, max(versions))
+
+
+def _checked(
+    taking: Taking, sent: wire.SnapshotEntry, *, has_record: bool, now: datetime
+) -> _Entry:
+    decoded = boundary.decoded(sent.data)
+    key = (
+        None if isinstance(decoded, boundary.Refusal) else records.key_of(taking.table, decoded[1])
+    )
+    if isinstance(decoded, boundary.Refusal) or key is None:
+        raise PeerUnreachable(f"A record of {taking.table.name} in its snapshot has no key.")
+    newest = _newest(sent, now=now)
+    return _Entry(decoded[0] if has_record else key, key, has_record, newest, sent.n)
+
+
+def _newest(sent: wire.SnapshotEntry, *, now: datetime) -> Newest | None:
+    if not sent.ulid:
+        return None
+    ulid, host = ulids.parsed(sent.ulid), normalised_host(sent.host)
+    if ulid is None or not 0 < len(host) <= boundary.MAX_HOST or "\0" in host:
+        raise PeerUnreachable("A version in its snapshot is unreadable.")
+    if not ulids.is_plausible(ulid, now=now) or rules.is_ahead(ulid, now=now):
+        # Taking it would set our clock ahead as well.
+        raise PeerUnreachable(
+            f"A version in its snapshot is of {ulids.moment_of(ulid):%Y-%m-%d %H:%M:%S} UTC, which "
+            "our clock cannot believe; the snapshot goes on when the clocks agree."
+        )
+    return Newest(Version(ulid, host), sent.deleted, sent.approximate)
+
+
+def _may_send(taking: Taking, entry: _Entry) -> bool:
+    if entry.newest is None:
+        return True
+    origin = entry.newest.version.origin
+    return origin == taking.own_host or taking.peer.may_relay(origin)
+
+
+async def _compared(tx: Tx, taking: Taking, entries: Sequence[_Entry]) -> list[_Own]:
+    table, read = taking.table, taking.progress.server_cursor or _NOTHING_READ
+    statement = _compare(table, tuple(sorted(taking.columns)))
+    data = "[" + ",".join(entry.data for entry in entries) + "]"
+    rows = await tx.fetch(statement, data, read.era, read.xid, read.ulid, read.n)
+    own = [_own(row, entry) for row, entry in zip(rows, entries, strict=True)]
+    if len({mine.key for mine in own}) < len(own):
+        raise PeerUnreachable(f"Two of its keys of {table.name} are one key here.")
+    return own
+
+
+def _own(row: Row, entry: _Entry) -> _Own:
+    newest = None
+    if row["ulid"] is not None:
+        version = Version(row["ulid"], row["host"])
+        newest = Newest(version, row["is_delete"], row["approximate"])
+    has_record = row["has_record"]
+    if entry.has_record and has_record:
+        is_same = row["is_same_record"]
+    else:
+        is_same = entry.has_record == has_record
+    pair = SnapshotPair(
+        server=entry.newest,
+        own=newest,
+        server_has_record=entry.has_record,
+        own_has_record=has_record,
+        is_same=is_same,
+        has_unsent=row["unsent_action"] is not None,
+        is_unsent_on_server_record=_is_on_server_record(row, entry),
+    )
+    return _Own(
+        row["key"],
+        row["key_hash"],
+        pair,
+        row["own"] if has_record else None,
+        row["own_hash"] if has_record else None,
+    )
+
+
+def _is_on_server_record(row: Row, entry: _Entry) -> bool:
+    """Whether our first change that the server has not read was made to what the server has."""
+    old_hash = row["unsent_old_hash"]
+    if not entry.has_record:
+        return row["unsent_action"] == "c" and old_hash is None
+    return old_hash is not None and old_hash == row["server_hash"]
+
+
+@lru_cache(maxsize=1000)
+def _statement(relation: str, log: str, keys: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    ours, theirs = (
+        f"row({', '.join(f'{alias}.{sql.quoted(name)}' for name in columns)})::text"
+        for alias in ("t", "s")
+    )
+    quoted = [sql.quoted(name) for name in keys]
+    values = ", ".join(f"s.{key}" for key in quoted)
+    return queries.compare.format(
+        relation=relation,
+        log=log,
+        first_key=quoted[0],
+        same_columns=f"{ours} = {theirs}",
+        server_keys=values,
+        same_key=" and ".join(f"t.{key} = s.{key}" for key in quoted),
+        newest=snapshot.queries.newest.format(log=log, values=values),
+    )
+
+
+def _compare(table: TrackedTable, columns: tuple[str, ...]) -> str:
+    return _statement(table.relation, table.log, table.key_columns, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    entry: _Entry
+    own: _Own
+    verdict: rules.SnapshotVerdict
+
+    @property
+    def is_taken(self) -> bool:
+        return self.verdict.outcome is Outcome.TAKE
+
+    @property
+    def action(self) -> Action:
+        """What is logged: the state of the record afterwards."""
+        stays = self.entry.has_record if self.is_taken else self.own.data is not None
+        if not stays:
+            return "d"
+        return "u" if self.own.data is not None else "c"
+
+    @property
+    def data(self) -> str:
+        if self.action == "d":
+            return self.entry.key
+        return self.entry.data if self.is_taken else self.own.data or ""
+
+
+async def _hosts(tx: Tx, entries: Sequence[_Entry], sides: SnapshotSides) -> dict[str, int]:
+    """The numbers of all hosts under which something may be logged."""
+    named = {entry.newest.version.origin for entry in entries if entry.newest}
+    every = sorted(named | {sides.server, sides.taker})
+    return {host: await tables.host_id(tx, host) for host in every}
+
+
+async def _write(
+    tx: Tx, taking: Taking, decided: Sequence[_Decided], hosts: dict[str, int]
+) -> None:
+    written, logged = list[Change](), list[Change]()
+    for number, one in enumerate(decided, _FIRST_NUMBER + taking.progress.records):
+        change = _change(taking, one, number, hosts)
+        if one.is_taken and not one.own.pair.is_same:
+            written.append(change)
+        if one.verdict.version:
+            logged.append(change)
+    await records.write(tx, taking.table, written)
+    if logged:
+        await records.append(tx, taking.table, logged)
+
+
+def _change(taking: Taking, one: _Decided, number: int, hosts: dict[str, int]) -> Change:
+    version, server = one.verdict.version, one.entry.newest
+    is_its_own = server is not None and version == server.version
+    return Change(
+        one.action,
+        one.data,
+        taking.columns,
+        one.own.key,
+        one.own.key_hash,
+        one.own.data is not None,
+        max(version.ulid, _EARLIEST) if version else ulids.LOWEST,
+        one.entry.n if is_its_own else number,
+        hosts[version.origin] if version else 0,
+        one.verdict.is_approximate,
+        one.own.hash,
+    )
+
+
+def _conflict(one: _Decided, sides: SnapshotSides) -> Conflict | None:
+    """Both versions, if the decision may have lost one that somebody made."""
+    pair = one.own.pair
+    if not one.verdict.reports or (pair.own is None and not pair.own_has_record):
+        return None
+    theirs = pair.server.version if pair.server else Version(sides.server_floor, sides.server)
+    ours = pair.own.version if pair.own else Version(sides.own_floor, sides.taker)
+    server_data = one.entry.data if one.entry.has_record else None
+    if one.is_taken:
+        kept = one.verdict.version or theirs
+        return Conflict(one.own.key, "approximate", kept, server_data, ours, one.own.data)
+    return Conflict(one.own.key, "approximate", ours, one.own.data, theirs, server_data)
