@@ -1,0 +1,167 @@
+"""`restante oplog status` fits on one screen, and names what is wrong."""
+
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+
+import pytest
+
+from restante.cli.oplog_status import show
+from restante.cli.output import Console
+from restante.wire.oplog_status import (
+    HorizonHolder,
+    Lag,
+    LogTable,
+    OplogStatus,
+    PeerStatus,
+    SnapshotStatus,
+)
+
+NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
+
+
+def table(name: str, state: str = "tracked") -> LogTable:
+    return LogTable(
+        name=name,
+        state=state,
+        ops=1_234_567,
+        bytes=987_654_321,
+        floor="01KA0000000000000000000000",
+        floor_at=NOW - timedelta(days=3),
+        partitions=4,
+        ahead_seconds=86_400,
+    )
+
+
+def peer(host: str, **changed: object) -> PeerStatus:
+    usual: dict[str, object] = {
+        "protocol": "restante",
+        "cursor": "",
+        "cursor_problem": None,
+        "pulled_at": NOW - timedelta(seconds=3),
+        "failing_since": None,
+        "failure": None,
+        "behind": Lag(),
+        "skew_seconds": 0.01,
+        "applied": 0,
+        "superseded": 0,
+        "parked": 0,
+        "refused": 0,
+        "conflicts": 0,
+        "gaps": 0,
+        "confirmed": "x",
+        "confirmed_at": NOW,
+        "waiting": Lag(),
+        "schema_differences": [],
+    }
+    return PeerStatus(host=host, **(usual | changed))  # pyright: ignore[reportArgumentType]
+
+
+def status(**changed: object) -> OplogStatus:
+    usual: dict[str, object] = {
+        "host": "https://a.example",
+        "clock_ahead_seconds": 0.0,
+        "tables": [table("pages")],
+        "peers": [peer("https://b.example")],
+        "snapshots": [],
+        "parked": {},
+        "conflicts": 0,
+        "conflicts_since": None,
+        "horizon": None,
+    }
+    return OplogStatus(**(usual | changed))  # pyright: ignore[reportArgumentType]
+
+
+def shown(found: OplogStatus, width: int = 80) -> str:
+    console = Console(file=StringIO(), width=width)
+    show(console, found, now=NOW)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+BAD = status(
+    clock_ahead_seconds=240.0,
+    tables=[table(f"table_number_{n}", "paused" if n == 1 else "tracked") for n in range(10)]
+    + [table("gone", "missing")],
+    peers=[
+        peer(
+            "https://b.example",
+            failing_since=NOW - timedelta(hours=2),
+            failure="It answered with status 401: Send the token of this peer.",
+            behind=Lag(10_000, 50_000_000, 9000, is_more=True),
+            waiting=Lag(12, 3400, 65),
+            skew_seconds=-421.0,
+            refused=3,
+            gaps=1,
+            schema_differences=["pages: Only the peer has the column c."],
+        ),
+        peer("https://c.example", behind=None, confirmed="", pulled_at=None),
+    ],
+    snapshots=[
+        SnapshotStatus(
+            peer="https://b.example",
+            table="pages",
+            phase="records",
+            records=12_000,
+            started_at=NOW,
+            progressed_at=NOW,
+        )
+    ],
+    parked={"foreign_key": 2, "future": 1},
+    conflicts=4,
+    conflicts_since=NOW - timedelta(days=2),
+    horizon=HorizonHolder(
+        pid=4711,
+        who="app nightly",
+        state="idle in transaction",
+        seconds=900.0,
+        query_started_at=NOW - timedelta(seconds=800),
+    ),
+)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_everything_fits_on_one_screen(width: int):
+    lines = shown(BAD, width).splitlines()
+
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 60
+
+
+def test_what_is_wrong_is_named_with_the_way_out():
+    text = " ".join(shown(BAD).split())
+
+    for part in (
+        "And 3 more tables",
+        "Capture is paused: table_number_1.",
+        "https://b.example fails for 2 h: It answered with status 401",
+        "more than 10000 ops",
+        "The clock of https://b.example is 7 min behind.",
+        "Of https://b.example so far: 3 refused, 1 gaps.",
+        "pages: Only the peer has the column c.",
+        "A snapshot of pages is being taken from https://b.example: 12000 records",
+        "Parked: 2 foreign_key, 1 future.",
+        "Conflicts since 2026-11-15: 4.",
+        "Newer changes wait for a transaction of 15 min: pid 4711, app nightly, idle in",
+        "The clock of the log is 4 min ahead",
+    ):
+        assert part in text
+
+
+def test_a_node_without_problems_has_no_remarks():
+    lines = shown(status()).splitlines()
+
+    assert len(lines) == 5
+    assert lines[-1].split() == ["https://b.example", "3", "s", "ago", "nothing", "nothing"]
+
+
+def test_a_node_without_tables_is_told_how_to_begin():
+    assert "restante oplog track TABLE" in shown(status(tables=[], peers=[]))
+
+
+def test_control_characters_of_others_do_not_reach_the_terminal():
+    found = status(
+        tables=[table("a\x1b[2Jb")],
+        peers=[peer("https://b.example", failing_since=NOW, failure="x\x1b[31m")],
+    )
+
+    assert "\x1b" not in shown(found)
