@@ -1,19 +1,17 @@
 """Every metric, with its labels and its help text.  All label values start at 0."""
 
-import asyncio
 import math
 from collections import Counter as Counts, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from restante.retention.disk import DiskState
 from restante.retention.subjects import Subjects
-from restante.server.single_flight import SingleFlight
+from restante.server.metric_page import Page
+from restante.server.oplog_metrics import OplogMetrics
 from restante.wire import SpaceView, UploadStates
 
 PASS_OUTCOMES = ("ok", "error", "deadline")
@@ -23,36 +21,15 @@ CUT_OFFS = ("slow_reader", "slow_request", "long_request", "noisy_watcher")
 UPLOAD_STATES = UploadStates.__struct_fields__
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-_BETWEEN_PAGES_SECONDS = 0.25
 _OF_REQUESTS = ("method", "path", "status")
-
-
-class _Page:
-    """Metrics for the same readers, in one namespace."""
-
-    def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
-        self.registry = CollectorRegistry()
-        self.counter = partial(Counter, namespace=namespace, registry=self.registry)
-        self.gauge = partial(Gauge, namespace=namespace, registry=self.registry)
-        self.histogram = partial(Histogram, namespace=namespace, registry=self.registry)
-        # It takes milliseconds, and anybody may ask: so it is done in a thread.
-        self._text = SingleFlight(
-            lambda: asyncio.to_thread(generate_latest, self.registry),
-            at_most_every_seconds=_BETWEEN_PAGES_SECONDS,
-        )
-
-    async def text(self) -> bytes:
-        """As Prometheus text, of a moment after the call."""
-        return await self._text.result()
 
 
 class Metrics:
     """The counters of one process, by subject."""
 
     def __init__(self, namespace: str, subjects: Subjects) -> None:
-        self._for_all = for_all = _Page(namespace)
-        self._for_operator = for_operator = _Page(namespace)
+        self._for_all = for_all = Page(namespace)
+        self._for_operator = for_operator = Page(namespace)
         self.registry, self.operator_registry = for_all.registry, for_operator.registry
         self.requests = RequestMetrics(for_all)
         self.connections = ConnectionMetrics(for_all)
@@ -64,8 +41,9 @@ class Metrics:
         self.sweep = SweepMetrics(for_all, subjects)
         self.space = SpaceMetrics(for_all, subjects)
         self.disk = DiskMetrics(for_all)
-        # These name workspaces, so only the operator sees them.
+        # These name workspaces and peers, so only the operator sees them.
         self.workspaces = WorkspaceMetrics(for_operator)
+        self.oplog = OplogMetrics(for_all, for_operator)
 
     def saw_space(self, space: SpaceView) -> None:
         """Set the gauges to what a look at the tables found."""
@@ -73,7 +51,7 @@ class Metrics:
         self.workspaces.saw(space)
 
     async def page(self, *, for_operator: bool = False) -> bytes:
-        """All metrics as Prometheus text; those that name workspaces for the operator only."""
+        """All metrics as Prometheus text; those that name others for the operator only."""
         ours = await self._for_all.text()
         return ours + await self._for_operator.text() if for_operator else ours
 
@@ -81,7 +59,7 @@ class Metrics:
 class RequestMetrics:
     """HTTP requests and open connections."""
 
-    def __init__(self, page: _Page) -> None:
+    def __init__(self, page: Page) -> None:
         self._count = page.counter(
             "http_requests_total",
             "Requests answered, by route pattern and status.",
@@ -153,7 +131,7 @@ class SecondsTotal(Collector):
 class ConnectionMetrics:
     """Open connections, and those that were refused or cut off."""
 
-    def __init__(self, page: _Page) -> None:
+    def __init__(self, page: Page) -> None:
         self.open = page.gauge("connections_open", "Connections that are open now.")
         self.limit = page.gauge("connections_limit", "How many connections may be open.")
         self.refused = page.counter(
@@ -175,7 +153,7 @@ class ConnectionMetrics:
 class LoopMetrics:
     """Background passes."""
 
-    def __init__(self, page: _Page) -> None:
+    def __init__(self, page: Page) -> None:
         self.passes = page.counter(
             "loop_passes_total",
             "Background passes by outcome.",
@@ -215,7 +193,7 @@ class LoopMetrics:
 class SweepMetrics:
     """What sweeps have done."""
 
-    def __init__(self, page: _Page, subjects: Subjects) -> None:
+    def __init__(self, page: Page, subjects: Subjects) -> None:
         self.rows = page.counter(
             "retention_deleted_rows_total",
             "Rows deleted because they were due, by kind; acked and expired are uploads.",
@@ -267,7 +245,7 @@ class SweepMetrics:
 class SpaceMetrics:
     """The size of the tables, and the state of deliveries."""
 
-    def __init__(self, page: _Page, subjects: Subjects) -> None:
+    def __init__(self, page: Page, subjects: Subjects) -> None:
         self.bytes = page.gauge(
             "space_bytes", "Bytes of each table on disk, partitions included.", ["table"]
         )
@@ -324,7 +302,7 @@ class SpaceMetrics:
 class DiskMetrics:
     """The free space of the database's disk, and what is kept back."""
 
-    def __init__(self, page: _Page) -> None:
+    def __init__(self, page: Page) -> None:
         self.is_low = page.gauge(
             "disk_low", "1 while nothing new is stored because the disk is almost full, else 0."
         )
@@ -354,7 +332,7 @@ class DiskMetrics:
 class WorkspaceMetrics:
     """The workspaces with most undelivered bytes and rows."""
 
-    def __init__(self, page: _Page) -> None:
+    def __init__(self, page: Page) -> None:
         self.uploads = page.gauge(
             "workspace_uploads",
             "Uploads by state, of the workspaces with most unacknowledged bytes.",
