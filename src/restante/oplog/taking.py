@@ -7,12 +7,11 @@ only we have, and our own deletes that are older than the server's floor.  When 
 complete, the peer's log is read from the position at which the first of them began.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal
-from uuid import UUID
 
 import msgspec
 import structlog
@@ -22,40 +21,24 @@ from restante.database import sql
 from restante.database.pool import Connection, Database, Row, Tx
 from restante.errors import PeerUnreachable, SnapshotGone, TableBusy, TableNotTracked
 from restante.oplog import cursors, positions, records, snapshot, tables, taking_page, ulids
+from restante.oplog.parking import ParkedFull
 from restante.oplog.peers import Peer
-from restante.oplog.positions import Position
+from restante.oplog.records import KeysTaken
 from restante.oplog.remote import Remote
 from restante.oplog.tables import TrackedTable
+from restante.oplog.taking_page import Phase, RecordFault, Snapshot, Taking
 from restante.wire import oplog as wire
 
 log = structlog.get_logger()
 
 queries = sql.load("restante.oplog", "taking")
 
-_Step = Callable[[Peer, "Snapshot", TrackedTable], Awaitable[None]]
-Phase = Literal["new", "deletes", "records", "leftovers", "own_deletes", "done"]
+_Step = Callable[[Peer, Snapshot, TrackedTable], Awaitable[None]]
 
 _MAX_ASKED_BYTES = 2 * 1024 * 1024
-_HTTP_NOT_FOUND = 404
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A snapshot that is being taken, and how far it is."""
-
-    peer_id: int
-    table_id: int
-    phase: Phase
-    is_for_gap: bool
-    after: str
-    start: str
-    host: str  # the server's
-    columns: frozenset[str]  # the server's
-    floor: UUID  # the largest that the server has told
-    floor_origin: str
-    server_cursor: Position | None  # how far the server had read us when it began
-    records: int
-    begun: int
+# How often a page is tried again because a record appeared meanwhile.
+_TRIES = 3
+_KEPT_OUT = "A trigger or a rule of the table keeps the record out of it."
 
 
 async def want(
@@ -215,37 +198,70 @@ class Taker:
             floor=max(one.floor, floor),
             floor_origin=page.floor_origin if floor > one.floor else one.floor_origin,
         )
-        phase, after = following
+        taking = Taking(peer, table, told, self.own_host, floor, self.clock())
+        try:
+            await self._commit(taking, one, page.entries, following)
+        except RecordFault:
+            await self._take_halves(taking, one, page.entries)
+            await self._commit(taking, one, [], following)
+        if following[0] == "done":
+            log.info("snapshot_taken", peer=peer.host, table=table.name, entries=one.records)
+
+    async def _take_halves(
+        self, taking: Taking, one: Snapshot, entries: Sequence[wire.SnapshotEntry]
+    ) -> None:
+        """Halve a page until what Postgres refuses is alone, and park that."""
+        todo = [entries]
+        while todo:
+            part = todo.pop()
+            try:
+                await self._commit(taking, one, part, None)
+            except RecordFault as fault:
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    todo += [part[middle:], part[:middle]]
+                else:
+                    await self._park(taking, one, part[0], fault)
+
+    async def _park(
+        self, taking: Taking, one: Snapshot, entry: wire.SnapshotEntry, fault: RecordFault
+    ) -> None:
+        try:
+            async with self.db.transaction() as tx:
+                parked = await taking_page.park(tx, taking, entry, fault)
+                await _count(tx, one, parked)
+        except ParkedFull as error:
+            raise TableBusy(
+                "There is no room for more parked ops; retry or discard some of them."
+            ) from error
+
+    async def _commit(
+        self,
+        taking: Taking,
+        one: Snapshot,
+        entries: Sequence[wire.SnapshotEntry],
+        following: tuple[str, str] | None,
+    ) -> None:
+        """One transaction; raises RecordFault.  Only with what follows it is progress."""
+        for _ in range(_TRIES):
+            try:
+                return await self._commit_once(taking, one, entries, following)
+            except KeysTaken:
+                continue
+        raise RecordFault("other", _KEPT_OUT)
+
+    async def _commit_once(
+        self,
+        taking: Taking,
+        one: Snapshot,
+        entries: Sequence[wire.SnapshotEntry],
+        following: tuple[str, str] | None,
+    ) -> None:
         async with self.db.transaction() as tx:
-            taking = taking_page.Taking(peer, table, told, self.own_host, floor)
-            await taking_page.take(
-                tx, taking, page.entries, has_records=one.phase == "records", now=self.clock()
-            )
-            if phase == "done":
-                await _adopt_floor(tx, told)
-            moved = await tx.fetchval(
-                queries.progressed,
-                one.peer_id,
-                one.table_id,
-                one.start,
-                one.phase,
-                one.after,
-                phase,
-                after,
-                len(page.entries),
-                self.clock(),
-                told.floor,
-                told.floor_origin,
-            )
-            if not moved:
-                raise SnapshotGone(f"The snapshot of {table.name} was begun again here.")
-        if phase == "done":
-            log.info(
-                "snapshot_taken",
-                peer=peer.host,
-                table=table.name,
-                entries=one.records + len(page.entries),
-            )
+            taken = await taking_page.take(tx, taking, entries)
+            await _count(tx, one, taken)
+            if following:
+                await _progress(tx, taking, one, len(entries), following)
 
     async def _settle(self, peer: Peer) -> None:
         """All tables are complete: read the log on from the first start."""
@@ -257,6 +273,44 @@ class Taker:
     async def _forget(self, one: Snapshot) -> None:
         async with self.db.connection() as connection:
             await connection.execute(queries.forget, one.peer_id, one.table_id)
+
+
+async def _count(tx: Tx, one: Snapshot, taken: taking_page.Taken) -> None:
+    if taken != taking_page.Taken():
+        await tx.execute(
+            queries.count,
+            one.peer_id,
+            taken.applied,
+            taken.parked,
+            taken.refused,
+            taken.conflicts,
+        )
+
+
+async def _progress(
+    tx: Tx, taking: Taking, one: Snapshot, entries: int, following: tuple[str, str]
+) -> None:
+    """Raises SnapshotGone if it was aborted here, by a pause or by another server."""
+    phase, after = following
+    told = taking.progress
+    if phase == "done":
+        await _adopt_floor(tx, told)
+    moved = await tx.fetchval(
+        queries.progressed,
+        one.peer_id,
+        one.table_id,
+        one.start,
+        one.phase,
+        one.after,
+        phase,
+        after,
+        entries,
+        taking.now,
+        told.floor,
+        told.floor_origin,
+    )
+    if not moved:
+        raise SnapshotGone(f"The snapshot of {taking.table.name} was begun again here.")
 
 
 async def _adopt_floor(tx: Tx, one: Snapshot) -> None:

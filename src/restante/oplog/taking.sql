@@ -47,6 +47,12 @@ update restante.op_snapshots
  where peer_id = $1 and table_id = $2 and start = $3 and phase = $4 and after = $5
 returning true;
 
+-- name: count
+update restante.op_peers
+   set applied = applied + $2, parked = parked + $3, refused = refused + $4,
+       conflicts = conflicts + $5
+ where id = $1;
+
 -- name: adopt_floor
 update restante.op_tables
    set floor = greatest(floor, $2), floor_origin = case when floor < $2 then $3 else floor_origin end,
@@ -71,6 +77,10 @@ update op_peers
   from first
  where op_peers.id = $1 and first.start is not null
 returning cursor;
+
+-- name: check_constraints
+-- A deferred one would fail at the commit, where nobody knows the record.
+set constraints all immediate;
 
 -- name: own_keys
 select json_build_object({names_and_keys})::text as key

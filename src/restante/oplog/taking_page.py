@@ -9,14 +9,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Protocol
+from typing import Literal
 from uuid import UUID
 
-from restante.database import sql
-from restante.database.pool import Database, Row, Tx
+from restante.database import driver_errors, sql
+from restante.database.pool import SCHEMA, Database, Row, Tx
 from restante.errors import PeerUnreachable
-from restante.oplog import boundary, conflicts, records, rules, snapshot, tables, ulids
+from restante.oplog import (
+    boundary,
+    conflicts,
+    merge,
+    parking,
+    records,
+    rules,
+    snapshot,
+    tables,
+    ulids,
+)
 from restante.oplog.conflicts import Conflict
+from restante.oplog.incoming import Head, Record
+from restante.oplog.parking import Parked
 from restante.oplog.peers import Peer, normalised_host
 from restante.oplog.positions import Position
 from restante.oplog.records import Change
@@ -33,17 +45,26 @@ _EARLIEST = ulids.lowest_at(ulids.EARLIEST)
 _NOTHING_READ = Position(-1, -1, ulids.LOWEST, -1)
 
 
-class Progress(Protocol):
-    """What was said when the snapshot began, and how far it is."""
+Phase = Literal["new", "deletes", "records", "leftovers", "own_deletes", "done"]
 
-    @property
-    def host(self) -> str: ...
-    @property
-    def columns(self) -> frozenset[str]: ...
-    @property
-    def server_cursor(self) -> Position | None: ...
-    @property
-    def records(self) -> int: ...
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot that is being taken, and how far it is."""
+
+    peer_id: int
+    table_id: int
+    phase: Phase
+    is_for_gap: bool
+    after: str
+    start: str
+    host: str  # the server's
+    columns: frozenset[str]  # the server's
+    floor: UUID  # the largest that the server has told
+    floor_origin: str
+    server_cursor: Position | None  # how far the server had read us when it began
+    records: int
+    begun: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +73,15 @@ class Taking:
 
     peer: Peer
     table: TrackedTable
-    progress: Progress
+    progress: Snapshot
     own_host: str
     server_floor: UUID  # when the page was read
+    now: datetime
+
+    @property
+    def has_records(self) -> bool:
+        """Whether the server has a record of each key of the page."""
+        return self.progress.phase == "records"
 
     @property
     def sides(self) -> SnapshotSides:
@@ -111,53 +138,101 @@ async def own_keys(db: Database, table: TrackedTable, after: str) -> list[str]:
     return [row["key"] for row in rows]
 
 
-async def take(
-    tx: Tx,
-    taking: Taking,
-    sent: Sequence[wire.SnapshotEntry],
-    *,
-    has_records: bool,
-    now: datetime,
-) -> None:
+class RecordFault(Exception):
+    """Postgres refuses a record of the page; nothing may be committed."""
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a page."""
+
+    applied: int = 0
+    refused: int = 0
+    parked: int = 0
+    conflicts: int = 0
+
+
+async def take(tx: Tx, taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> Taken:
     """
     Decide about each key, write what is taken, and log it.
 
-    Raises PeerUnreachable for a version that no honest clock can have made, and KeysTaken.
+    Raises PeerUnreachable for a version that no honest clock can have made, RecordFault, and
+    KeysTaken.
     """
-    entries = [_checked(taking, entry, has_record=has_records, now=now) for entry in sent]
-    entries = [entry for entry in entries if _may_send(taking, entry)]
+    entries = _checked(taking, sent)
     if not entries:
-        return
+        return Taken(refused=len(sent))
+    try:
+        applied, found = await _taken(tx, taking, entries)
+    except driver_errors.FROM_THE_DRIVER as error:
+        reason = driver_errors.record_fault(error, own_schema=SCHEMA)
+        if reason is None:
+            raise
+        raise RecordFault(reason, driver_errors.full_reason(error)) from error
+    return Taken(applied, len(sent) - len(entries), conflicts=found)
+
+
+async def park(tx: Tx, taking: Taking, sent: wire.SnapshotEntry, fault: RecordFault) -> Taken:
+    """Keep an entry that Postgres refuses as an op that is tried again; raises ParkedFull."""
+    (entry,) = _checked(taking, [sent])
+    floor = Version(max(taking.server_floor, _EARLIEST), taking.progress.host)
+    version = entry.newest.version if entry.newest else floor
+    head = Head(
+        0,
+        version,
+        await tables.host_id(tx, version.origin),
+        "u" if taking.has_records else "d",
+        entry.newest is None or entry.newest.is_approximate,
+    )
+    record = Record(head, taking.table, entry.data, taking.columns, entry.key)
+    parked = Parked(record, None, None, fault.reason, str(fault))
+    await parking.park(tx, taking.peer.id, [parked], now=taking.now)
+    return Taken(parked=1)
+
+
+async def _taken(tx: Tx, taking: Taking, entries: Sequence["_Entry"]) -> tuple[int, int]:
+    """How many were changed, and how many conflicts there were."""
     sides = taking.sides
     # Before `begin`, after which only the tables' own schemas are searched.
     hosts = await _hosts(tx, entries, sides)
     await records.begin(tx, [taking.table])
     keys = [entry.key for entry in entries]
-    await records.lock(tx, taking.table, keys, for_delete=not has_records)
+    await records.lock(tx, taking.table, keys, for_delete=not taking.has_records)
     own = await _compared(tx, taking, entries)
     decided = [
         _Decided(entry, mine, rules.judge_snapshot(mine.pair, sides))
         for entry, mine in zip(entries, own, strict=True)
     ]
-    await _write(tx, taking, decided, hosts)
+    applied = await _write(tx, taking, decided, hosts)
     found = [conflict for one in decided if (conflict := _conflict(one, sides))]
-    await conflicts.add(tx, taking.table.name, found, now=now)
+    new_conflicts = await conflicts.add(tx, taking.table.name, found, now=taking.now)
     versions = [entry.newest.version.ulid for entry in entries if entry.newest]
     if versions:
         await records.raise_clock(tx, max(versions))
+    await tx.execute(queries.check_constraints)
+    return applied, new_conflicts
 
 
-def _checked(
-    taking: Taking, sent: wire.SnapshotEntry, *, has_record: bool, now: datetime
-) -> _Entry:
+def _checked(taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> list["_Entry"]:
+    """The entries; those of hosts that are not the peer's to speak for are left out."""
+    entries = [_entry(taking, one) for one in sent]
+    return [entry for entry in entries if _may_send(taking, entry)]
+
+
+def _entry(taking: Taking, sent: wire.SnapshotEntry) -> _Entry:
     decoded = boundary.decoded(sent.data)
     key = (
         None if isinstance(decoded, boundary.Refusal) else records.key_of(taking.table, decoded[1])
     )
     if isinstance(decoded, boundary.Refusal) or key is None:
         raise PeerUnreachable(f"A record of {taking.table.name} in its snapshot has no key.")
-    newest = _newest(sent, now=now)
-    return _Entry(decoded[0] if has_record else key, key, has_record, newest, sent.n)
+    data = decoded[0] if taking.has_records else key
+    newest = _newest(sent, now=taking.now)
+    return _Entry(data, key, taking.has_records, newest, sent.n)
 
 
 def _newest(sent: wire.SnapshotEntry, *, now: datetime) -> Newest | None:
@@ -284,9 +359,8 @@ async def _hosts(tx: Tx, entries: Sequence[_Entry], sides: SnapshotSides) -> dic
     return {host: await tables.host_id(tx, host) for host in every}
 
 
-async def _write(
-    tx: Tx, taking: Taking, decided: Sequence[_Decided], hosts: dict[str, int]
-) -> None:
+async def _write(tx: Tx, taking: Taking, decided: Sequence[_Decided], hosts: dict[str, int]) -> int:
+    """How many records were changed."""
     written, logged = list[Change](), list[Change]()
     for number, one in enumerate(decided, _FIRST_NUMBER + taking.progress.records):
         change = _change(taking, one, number, hosts)
@@ -297,6 +371,31 @@ async def _write(
     await records.write(tx, taking.table, written)
     if logged:
         await records.append(tx, taking.table, logged)
+        await _settle(tx, taking.table, logged, {number: host for host, number in hosts.items()})
+    return len(written)
+
+
+async def _settle(
+    tx: Tx, table: TrackedTable, logged: Sequence[Change], hosts: dict[int, str]
+) -> None:
+    """Forget what is parked and older, and note deletes that may have missed an open insert."""
+    await tx.fetchval(
+        merge.queries.remove_older_parked,
+        table.name,
+        [one.key_hash for one in logged],
+        [one.key for one in logged],
+        [one.ulid for one in logged],
+        [hosts[one.origin] for one in logged],
+    )
+    absent = [one for one in logged if one.action == "d" and not one.has_record]
+    if absent:
+        await tx.execute(
+            merge.queries.note_unsettled,
+            table.id,
+            [one.key_hash for one in absent],
+            [one.key for one in absent],
+            [one.data for one in absent],
+        )
 
 
 def _change(taking: Taking, one: _Decided, number: int, hosts: dict[str, int]) -> Change:
