@@ -316,6 +316,12 @@ class TooManyHosts(RestanteError):
     code = "too_many_hosts"
 
 
+class PeerUnknown(RestanteError):
+    """There is no peer with this address."""
+
+    code = "peer_unknown"
+
+
 class PeerUnreachable(RestanteError):
     """Another node did not answer, or not as a node of the op log does."""
 

@@ -175,9 +175,9 @@ def test_a_bounded_number_of_tokens_is_remembered():
         recent.note(tokens[0], WorkspaceId(UUID(int=9)))
         recent.note(token, WorkspaceId(UUID(int=number)))
 
-    assert recent.workspace_of(tokens[0]) == UUID(int=9)
-    assert recent.workspace_of(tokens[1]) is None
-    assert recent.workspace_of(tokens[2]) == UUID(int=2)
+    assert recent.owner_of(tokens[0]) == UUID(int=9)
+    assert recent.owner_of(tokens[1]) is None
+    assert recent.owner_of(tokens[2]) == UUID(int=2)
 
 
 async def test_probes_at_the_same_time_cost_one_look_up(

@@ -21,7 +21,9 @@ from restante.ids import as_uuid
 from restante.text import printable
 
 Handler = Callable[[Request], Awaitable[Response]]
-Caller = Literal["anyone", "workspace", "workspace or admin", "any workspace or admin", "admin"]
+Caller = Literal[
+    "anyone", "workspace", "workspace or admin", "any workspace or admin", "peer", "admin"
+]
 
 T = TypeVar("T", bound=msgspec.Struct)
 

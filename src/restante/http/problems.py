@@ -35,6 +35,7 @@ STATUS: Mapping[type[RestanteError], int] = {
     errors.NotReady: 503,
     errors.OriginRefused: 403,
     errors.OutcomeUnknown: 503,
+    errors.PeerUnknown: 404,
     errors.PeerUnreachable: 502,
     errors.QuotaTooSmall: 413,
     errors.RangeNotSatisfiable: 416,

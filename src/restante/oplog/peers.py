@@ -58,6 +58,18 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
+class Reader:
+    """Who reads our log; without a peer it is somebody of an address range that may."""
+
+    peer: Peer | None
+    is_authenticated: bool
+
+    def may_see(self, table: str) -> bool:
+        """Whether ops of this table are for it."""
+        return self.peer is None or self.peer.may_see(table)
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """What is known of a peer that is added; None keeps what is stored, or the default."""
 

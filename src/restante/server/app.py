@@ -24,6 +24,8 @@ from restante.http.operations import JsonPace
 from restante.http.origins import PREFLIGHT_STATUSES, CrossOrigin
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
+from restante.oplog import web as oplog
+from restante.oplog.node import Node
 from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
@@ -49,6 +51,7 @@ ROUTES: list[BaseRoute] = [
     *feed.ROUTES,
     *events.ROUTES,
     *sockets.ROUTES,
+    *oplog.ROUTES,
     *admin.ROUTES,
 ]
 
@@ -83,6 +86,7 @@ class Services:
     serve_acked: bool
     upload_limits: wire.UploadLimits
     origins: frozenset[str]
+    oplog: Node
 
 
 def build(services: Services) -> Starlette:

@@ -36,11 +36,13 @@ _SECURITY: Mapping[str, list[Json]] = {
     "workspace": [{"workspace": []}],
     "workspace or admin": [{"workspace": []}, {"admin": []}],
     "any workspace or admin": [{"sender": []}, {"admin": []}],
+    "peer": [{"peer": []}],
     "admin": [{"admin": []}],
 }
 _TOKENS = {
     "workspace": "The token of the workspace that the request is about.",
     "sender": "The token of the sending workspace.",
+    "peer": "The token of a peer of the op log; also as the password of Basic, with any name.",
     "admin": "The operator's token.",
     "registration": "The token that new workspaces need, if the server requires one.",
 }

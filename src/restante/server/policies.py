@@ -7,6 +7,8 @@ import structlog
 from restante import wire
 from restante.delivery.rules import MAX_FILES_PER_REQUEST, Pace, Quota, ReceivePolicy
 from restante.feed.rules import WriteLimits
+from restante.oplog import peers
+from restante.oplog.peer_auth import OpenTo
 from restante.retention.store import RetentionSettings
 from restante.settings import Settings, variable
 
@@ -95,3 +97,13 @@ def write_limits(settings: Settings) -> WriteLimits:
         max_feed_bytes=settings.workspace_max_feed_bytes,
         feed_retention=retention_settings(settings).feed,
     )
+
+
+def own_url(settings: Settings) -> str | None:
+    """The address under which peers know this node, in its one spelling."""
+    return None if settings.self_url is None else peers.normalised(settings.self_url)
+
+
+def ops_open_to(settings: Settings) -> OpenTo:
+    """Who may read the op log without a token; raises SettingsInvalid."""
+    return OpenTo.parsed(settings.ops_open_to, name=variable("ops_open_to"))

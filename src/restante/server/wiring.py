@@ -31,6 +31,9 @@ from restante.http.body_room import BodyRoom
 from restante.http.operations import JsonPace
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
+from restante.oplog import tables
+from restante.oplog.node import Node
+from restante.oplog.watch import Watcher
 from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep
 from restante.retention.disk import Disk
@@ -180,6 +183,8 @@ async def _prepare_to_store(settings: Settings, services: Services, subjects: Su
     try:
         await upkeep.create_partitions(services.db, subjects, now=await services.sweep.now())
         await save_retention(settings, services.db)
+        async with services.db.connection() as connection:
+            await tables.identify(connection, services.oplog.own_url)
     except DatabaseFull as error:
         log.warning("started_on_a_full_disk", reason=str(error))
 
@@ -298,6 +303,12 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         serve_acked=settings.serve_acked,
         upload_limits=policies.upload_limits(settings),
         origins=allowed_origins(settings, on_loopback=is_loopback(settings.host)),
+        oplog=Node(
+            db=db,
+            watcher=Watcher(db),
+            own_url=policies.own_url(settings),
+            open_to=policies.ops_open_to(settings),
+        ),
     )
 
 

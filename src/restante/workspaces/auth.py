@@ -1,5 +1,7 @@
 """Who is calling, and may they act for this workspace."""
 
+import base64
+import binascii
 import hmac
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -27,26 +29,26 @@ _REFUSED_ADMIN = "Send the admin token as `Authorization: Bearer <token>`."
 
 class RecentTokens:
     """
-    The workspaces whose tokens were valid a moment ago, a bounded number of them.
+    The workspaces and peers whose tokens were valid a moment ago, a bounded number of them.
 
     This only says whose share of the database a look-up uses; it authenticates nobody.
     """
 
     def __init__(self, limit: int = _MAX_RECENT_TOKENS) -> None:
         self._limit = limit
-        self._workspaces: OrderedDict[bytes, WorkspaceId] = OrderedDict()
+        self._owners: OrderedDict[bytes, Hashable] = OrderedDict()
 
-    def note(self, token: str, workspace_id: WorkspaceId) -> None:
-        """The token was just found to be this workspace's."""
+    def note(self, token: str, owner: Hashable) -> None:
+        """The token was just found to be this owner's."""
         hashed = token_hash(token)
-        self._workspaces[hashed] = workspace_id
-        self._workspaces.move_to_end(hashed)
-        if len(self._workspaces) > self._limit:
-            self._workspaces.popitem(last=False)
+        self._owners[hashed] = owner
+        self._owners.move_to_end(hashed)
+        if len(self._owners) > self._limit:
+            self._owners.popitem(last=False)
 
-    def workspace_of(self, token: str | None) -> WorkspaceId | None:
-        """The workspace, unless that was long ago; it may have another token now."""
-        return self._workspaces.get(token_hash(token)) if token and is_token(token) else None
+    def owner_of(self, token: str | None) -> Hashable | None:
+        """The owner, unless that was long ago; it may have another token now."""
+        return self._owners.get(token_hash(token)) if token else None
 
 
 class Access:
@@ -69,10 +71,10 @@ class Access:
         Anyone can make up tokens.  So all that were not valid recently use the share of the
         client's network.  Those that were do not wait for them, even behind the same proxy.
         """
-        token = bearer(request)
+        token = presented_token(request)
         if self.is_admin(token):
             return None
-        known = self.recent_tokens.workspace_of(token)
+        known = self.recent_tokens.owner_of(token)
         return known or network_of(request.client.host if request.client else "")
 
     async def find(self, workspace_id: WorkspaceId) -> Workspace | None:
@@ -119,6 +121,19 @@ def bearer(request: HTTPConnection) -> str | None:
         return None
     scheme, _, token = header.partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
+
+
+def presented_token(request: HTTPConnection) -> str | None:
+    """The bearer token, or the password of Basic with any name, if one was sent."""
+    scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic" or len(encoded) > _MAX_TOKEN:
+        return bearer(request)
+    try:
+        decoded = base64.b64decode(encoded.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    _, _, password = decoded.decode("utf-8", "surrogateescape").partition(":")
+    return password or None
 
 
 def workspace_id(request: HTTPConnection) -> WorkspaceId:

@@ -1,18 +1,18 @@
 """
-How many requests of one workspace run at once, event streams and WebSockets included.
+How many requests of one caller run at once, event streams and WebSockets included.
 
-A request is charged when it is authenticated: to the workspace whose token it carries, never to one
-that it only names.  So no workspace can use up the requests of another, or of the operator.
+A caller is a workspace, or a peer.  A request is charged when it is authenticated: to the one whose
+token it carries, never to one that it only names.  So no caller can use up the requests of another,
+or of the operator.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from restante.database import shares
 from restante.errors import TooManyAtOnce
-from restante.ids import WorkspaceId
 
 # The keys of the ASGI scope that have a request's account and its connection.
 ACCOUNT = "restante.account"
@@ -30,12 +30,12 @@ class Place(Protocol):
 
 
 class Concurrency:
-    """The running requests of each workspace."""
+    """The running requests of each caller."""
 
     def __init__(self, limit: int, *, on_refusal: Callable[[], object]) -> None:
         self.limit = limit
         self._on_refusal = on_refusal
-        self._running: Counter[WorkspaceId] = Counter()
+        self._running: Counter[Hashable] = Counter()
 
     @contextmanager
     def counted(self, scope: "dict[str, Any]") -> Iterator[None]:
@@ -46,20 +46,20 @@ class Concurrency:
         finally:
             account.close()
 
-    def enter(self, workspace_id: WorkspaceId) -> None:
+    def enter(self, caller: Hashable) -> None:
         """Raises TooManyAtOnce."""
-        if self._running[workspace_id] >= self.limit:
+        if self._running[caller] >= self.limit:
             self._on_refusal()
             raise TooManyAtOnce(
-                f"{self.limit} requests of this workspace are running; let one of them end first.",
+                f"{self.limit} requests of this caller are running; let one of them end first.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
-        self._running[workspace_id] += 1
+        self._running[caller] += 1
 
-    def leave(self, workspace_id: WorkspaceId) -> None:
-        self._running[workspace_id] -= 1
-        if not self._running[workspace_id]:
-            del self._running[workspace_id]
+    def leave(self, caller: Hashable) -> None:
+        self._running[caller] -= 1
+        if not self._running[caller]:
+            del self._running[caller]
 
 
 class Account:
@@ -72,20 +72,20 @@ class Account:
         self._place = place
         if place:
             place.request_began()
-        self._charged: WorkspaceId | None = None
+        self._charged: Hashable | None = None
 
-    def charge(self, workspace_id: WorkspaceId) -> None:
-        """Charge the workspace, once; raises TooManyAtOnce."""
+    def charge(self, caller: Hashable) -> None:
+        """Charge the caller, once; raises TooManyAtOnce."""
         if self._charged is None:
-            self._concurrency.enter(workspace_id)
-            self._charged = workspace_id
-        self._authenticated_as(workspace_id)
+            self._concurrency.enter(caller)
+            self._charged = caller
+        self._authenticated_as(caller)
 
     def trust(self) -> None:
         """The operator is calling; these requests are charged to nobody."""
         self._authenticated_as(None)
 
-    def _authenticated_as(self, caller: WorkspaceId | None) -> None:
+    def _authenticated_as(self, caller: Hashable | None) -> None:
         shares.caller.set(caller)
         if self._place:
             self._place.authenticated()

@@ -1,0 +1,26 @@
+"""This node of the op log, as handlers and loops find it in `app.state.oplog`."""
+
+from dataclasses import dataclass, field
+
+from restante.database.pool import Database
+from restante.http.body_room import BodyRoom
+from restante.oplog.log import Limits
+from restante.oplog.peer_auth import OpenTo
+from restante.oplog.rates import PeerRates
+from restante.oplog.watch import Watcher
+
+# Records that are larger than a piece of a page, of all readers together.
+_LARGE_RECORDS_BYTES = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What the parts of the op log share."""
+
+    db: Database
+    watcher: Watcher
+    own_url: str | None = None  # under which peers know us, normalised
+    open_to: OpenTo = field(default_factory=OpenTo)
+    page_limits: Limits = field(default_factory=Limits)
+    rates: PeerRates = field(default_factory=PeerRates)
+    room: BodyRoom = field(default_factory=lambda: BodyRoom(_LARGE_RECORDS_BYTES))
