@@ -4,16 +4,16 @@ Conflicts: changes that lost against one that they had not seen.  The last ones 
 Versions say which of two changes is newer, not whether the newer one was made with the other in
 sight.  That is known in three cases, and these count:
 
-- `unseen`: an incoming change is older than a change of our own, and is not in our log.  Had it been
-  here when ours was made, it would be in the log.  What decides is the first op of the key above
-  it: if somebody else made that one, it is theirs to notice.  Below the floor nothing is said,
-  because the log may have had the change before.  This is exact, and each pair of concurrent
-  changes of two nodes that read each other is noticed by the node whose change wins.
+- `unseen`: an incoming change is older than a change of our own, and is not in our log.  Had it
+  been here when ours was made, it would be in the log.  What decides is the first op of the key
+  above it: if somebody else made that one, it is theirs to notice.  Below the floor nothing is
+  said, because the log may have had the change before.  This is exact, and each pair of
+  concurrent changes of two nodes that read each other is noticed by the node whose change wins.
 - `overwritten`: a change of our own is overwritten by one from a node that had not read it, by its
   cursor on us.  So the node whose change is lost knows as well.  It may have read the change by
   another way, through a third node; then one too many is counted.
-- `approximate`: a change met a version that came from a snapshot, which says only that the record is
-  not newer.
+- `approximate`: a change met a version that came from a snapshot, which says only that the record
+  is not newer.
 
 Two deletes, and two changes with the same result, are no conflict.
 """
