@@ -67,11 +67,6 @@ async def begin(
         )
 
 
-async def release(connection: Connection, peer: Peer) -> None:
-    """Forget the snapshots that this peer takes: it asks for something else now."""
-    await connection.execute(queries.release, peer.id)
-
-
 async def page(
     db: Database, peer: Peer, request: wire.SnapshotPageRequest, *, now: datetime
 ) -> wire.SnapshotPage:

@@ -30,9 +30,6 @@ select op_current_era() from renewed where table_id = $2 and position = $3;
 -- Read after a page: what is dropped while it is read is known then.
 select state, trimmed, floor, floor_origin from restante.op_tables where id = $1;
 
--- name: release
-delete from op_pins where peer_id = $1;
-
 -- name: deletes_page
 -- Scans a bounded number of keys, whether they were deleted or not.
 select key_hash, key, ulid, n, host, approximate, is_delete,

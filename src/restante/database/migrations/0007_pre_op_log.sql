@@ -64,6 +64,7 @@ create table op_peers (
     cursor              text        not null default '' collate "C",
     cursor_at           timestamptz,
     cursor_problem      text,
+    joined_tables       integer[],
     pulled_at           timestamptz,
     failing_since       timestamptz,
     failure             text,

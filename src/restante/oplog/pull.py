@@ -1,0 +1,104 @@
+"""
+Pulls the logs of the peers: one task per peer, for as long as it is configured.
+
+Several servers may share a database.  One of them pulls from a peer at a time, by an advisory lock
+on a connection that it keeps; if it ends, another takes over.  Whoever loses the lock without
+noticing does no harm: a page counts only if the cursor still stands where it was asked for.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import structlog
+
+from restante.database import sql
+from restante.database.pool import Connection, Database
+from restante.errors import RestanteError
+from restante.oplog import peers
+from restante.oplog.following import Follower
+from restante.oplog.peers import Peer
+
+log = structlog.get_logger()
+
+queries = sql.load("restante.oplog", "pull")
+
+# How long a change of the peers may take until it has an effect.
+_LOOK_SECONDS = 1.0
+_MAX_BACKOFF_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    config: Peer
+    task: "asyncio.Task[None]"
+
+
+class Puller:
+    """Pulls from all peers; `run` never ends by itself."""
+
+    def __init__(self, db: Database, follower: Follower, *, own_host: str) -> None:
+        self._db = db
+        self._follower = follower
+        self._own_host = own_host
+
+    async def run(self) -> None:
+        """Supervise one task per peer; a failure of the database is waited out."""
+        pause_seconds = _LOOK_SECONDS
+        while True:
+            try:
+                async with self._db.session() as connection:
+                    pause_seconds = _LOOK_SECONDS
+                    await self._supervise(connection)
+            except RestanteError as error:
+                log.warning("pulling_interrupted", code=error.code, reason=str(error))
+            except Exception:
+                log.exception("pulling_interrupted")
+            await asyncio.sleep(pause_seconds * random.uniform(0.9, 1.1))  # noqa: S311 - jitter
+            pause_seconds = min(2 * pause_seconds, _MAX_BACKOFF_SECONDS)
+
+    async def _supervise(self, connection: Connection) -> None:
+        """Hold the locks on this connection: if it is lost, all tasks end."""
+        tasks: dict[int, _Task] = {}
+        try:
+            while True:
+                await self._adjust(connection, tasks)
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            await _cancel([one.task for one in tasks.values()])
+
+    async def _adjust(self, connection: Connection, tasks: dict[int, _Task]) -> None:
+        """Begin, end and begin again what has changed."""
+        wanted = {
+            peer.id: _config(peer)
+            for peer in await peers.all_peers(connection)
+            if not peers.is_same_node(peer.host, self._own_host)
+        }
+        for peer_id, running in list(tasks.items()):
+            if wanted.get(peer_id) != running.config or running.task.done():
+                await _cancel([running.task])
+                del tasks[peer_id]
+                await connection.fetchval(queries.unlock, peer_id)
+        for peer_id, config in wanted.items():
+            if peer_id not in tasks and await connection.fetchval(queries.try_lock, peer_id):
+                follow = self._follower.follow(config.host)
+                task = asyncio.create_task(follow, name=f"pull from {config.host}")
+                tasks[peer_id] = _Task(config, task)
+
+
+def _config(peer: Peer) -> Peer:
+    """What of a peer was configured; the rest changes while it is pulled from."""
+    return replace(peer, cursor="", protocol=None)
+
+
+async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        with suppress(asyncio.CancelledError):
+            if error := task.exception():
+                log.error("pull_crashed", task=task.get_name(), exc_info=error)
