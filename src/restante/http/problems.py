@@ -44,6 +44,7 @@ STATUS: Mapping[type[RestanteError], int] = {
     errors.SnapshotGone: 410,
     errors.StatementTimedOut: 503,
     errors.TableBusy: 503,
+    errors.TableNotTracked: 404,
     errors.TooManyAtOnce: 429,
     errors.TooManyConnections: 503,
     errors.TooManyFiles: 400,

@@ -8,18 +8,22 @@ noticing does no harm: a page counts only if the cursor still stands where it wa
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 import structlog
 
 from restante.database import sql
 from restante.database.pool import Connection, Database
 from restante.errors import RestanteError
-from restante.oplog import peers
-from restante.oplog.following import Follower
+from restante.oplog import peers, tables
+from restante.oplog.callbacks import Callbacks
+from restante.oplog.following import Follower, Pace
 from restante.oplog.peers import Peer
+from restante.oplog.remote import Remote
+from restante.oplog.taking import Taker
 
 log = structlog.get_logger()
 
@@ -36,20 +40,22 @@ class _Task:
     task: "asyncio.Task[None]"
 
 
+@dataclass(frozen=True, slots=True)
 class Puller:
     """Pulls from all peers; `run` never ends by itself."""
 
-    def __init__(self, db: Database, follower: Follower, *, own_host: str) -> None:
-        self._db = db
-        self._follower = follower
-        self._own_host = own_host
+    db: Database
+    remote: Remote
+    pace: Pace
+    clock: Callable[[], datetime]
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     async def run(self) -> None:
         """Supervise one task per peer; a failure of the database is waited out."""
         pause_seconds = _LOOK_SECONDS
         while True:
             try:
-                async with self._db.session() as connection:
+                async with self.db.session() as connection:
                     pause_seconds = _LOOK_SECONDS
                     await self._supervise(connection)
             except RestanteError as error:
@@ -61,31 +67,36 @@ class Puller:
 
     async def _supervise(self, connection: Connection) -> None:
         """Hold the locks on this connection: if it is lost, all tasks end."""
+        own_host = await tables.own_host(connection)
+        taker = Taker(self.db, self.remote, own_host, self.clock)
+        follower = Follower(self.db, self.remote, taker, self.pace, self.clock, self.callbacks)
         tasks: dict[int, _Task] = {}
         try:
             while True:
-                await self._adjust(connection, tasks)
+                await _adjust(connection, follower, tasks)
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
             await _cancel([one.task for one in tasks.values()])
 
-    async def _adjust(self, connection: Connection, tasks: dict[int, _Task]) -> None:
-        """Begin, end and begin again what has changed."""
-        wanted = {
-            peer.id: _config(peer)
-            for peer in await peers.all_peers(connection)
-            if not peers.is_same_node(peer.host, self._own_host)
-        }
-        for peer_id, running in list(tasks.items()):
-            if wanted.get(peer_id) != running.config or running.task.done():
-                await _cancel([running.task])
-                del tasks[peer_id]
-                await connection.fetchval(queries.unlock, peer_id)
-        for peer_id, config in wanted.items():
-            if peer_id not in tasks and await connection.fetchval(queries.try_lock, peer_id):
-                follow = self._follower.follow(config.host)
-                task = asyncio.create_task(follow, name=f"pull from {config.host}")
-                tasks[peer_id] = _Task(config, task)
+
+async def _adjust(connection: Connection, follower: Follower, tasks: dict[int, _Task]) -> None:
+    """Begin, end and begin again what has changed."""
+    own_host = follower.taker.own_host
+    wanted = {
+        peer.id: _config(peer)
+        for peer in await peers.all_peers(connection)
+        if not peers.is_same_node(peer.host, own_host)
+    }
+    for peer_id, running in list(tasks.items()):
+        if wanted.get(peer_id) != running.config or running.task.done():
+            await _cancel([running.task])
+            del tasks[peer_id]
+            await connection.fetchval(queries.unlock, peer_id)
+    for peer_id, config in wanted.items():
+        if peer_id not in tasks and await connection.fetchval(queries.try_lock, peer_id):
+            follow = follower.follow(config.host)
+            task = asyncio.create_task(follow, name=f"pull from {config.host}")
+            tasks[peer_id] = _Task(config, task)
 
 
 def _config(peer: Peer) -> Peer:

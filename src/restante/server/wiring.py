@@ -5,7 +5,7 @@ import gc
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,10 @@ from restante.http.operations import JsonPace
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
 from restante.oplog import tables
+from restante.oplog.following import Pace
 from restante.oplog.node import Node
+from restante.oplog.pull import Puller
+from restante.oplog.remote import Remote
 from restante.oplog.watch import Watcher
 from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep
@@ -130,6 +133,7 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
         loops = jobs.loops(settings, services, subjects)
         services.metrics.loops.expect(loop.name for loop in loops)
         await stack.enter_async_context(Loops(loops, services.metrics.loops))
+        await stack.enter_async_context(pulling(settings, services.oplog))
         yield app.build(services), token_file
 
 
@@ -339,6 +343,24 @@ async def notifying(wakeups: Wakeups) -> AsyncIterator[Wakeups]:
         with suppress(Exception):
             async with asyncio.timeout(_LAST_NOTIFICATION_SECONDS):
                 await wakeups.notify_others()
+
+
+@asynccontextmanager
+async def pulling(settings: Settings, node: Node) -> AsyncIterator[None]:
+    """Pull the op logs of the peers while inside."""
+
+    def clock() -> datetime:
+        return datetime.now(UTC)
+
+    async with Remote.opened(own_host=node.own_url or "", clock=clock) as remote:
+        pace = Pace(pull_seconds=settings.ops_pull_seconds)
+        puller = Puller(node.db, remote, pace, clock)
+        task = asyncio.create_task(puller.run(), name="pull from peers")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def data_directory(settings: Settings) -> DataDirectory:
