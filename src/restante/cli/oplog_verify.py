@@ -38,6 +38,7 @@ _SHOWN = {
 def register(app: App) -> None:
     """Add the commands to `restante oplog`."""
     app.command(verify)
+    app.command(resync)
 
 
 def verify(
@@ -81,6 +82,58 @@ def verify(
     else:
         _show(Console(), report)
     sys.exit(_exit_code(report))
+
+
+def resync(
+    peer: str,
+    table: str,
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    flags: Annotated[VerifyFlags | None, Parameter(name="*")] = None,
+) -> None:
+    """
+    Repair one table from a peer, by a snapshot of it.
+
+    Records that differ become the peer's, and records that it lacks are deleted, unless this node
+    has changed them later. What loses is in `restante oplog conflicts`. An interrupted snapshot
+    goes on by itself, or with the same command.
+
+    Example: restante oplog resync https://b.example pages
+
+    Parameters
+    ----------
+    peer
+        The address of the peer.
+    table
+        The table.
+    json
+        Print JSON.
+    """
+    records = asyncio.run(_resync(peer, table, flags, quiet=json))
+    if json:
+        print(json_text({"peer": peer, "table": table, "compared": records}, indent=2))
+    else:
+        print(f"{table} was compared with {peer}: {records} records and deletes.")
+
+
+async def _resync(url: str, table: str, flags: Any, *, quiet: bool) -> int:
+    from restante.oplog import tables
+    from restante.oplog.resync import Resync
+
+    console = Console(stderr=True, quiet=quiet)
+    async with calling(flags, url) as (db, peer, remote):
+        async with db.connection() as connection:
+            own_host = await tables.own_host(connection)
+        with console.status(f"{table}: waiting") as shown:
+            return await Resync(
+                db,
+                remote,
+                peer,
+                own_host,
+                lambda: datetime.now(UTC),
+                lambda phase, records: shown.update(f"{table}: {phase}, {records} so far"),
+            ).run(table)
 
 
 def _exit_code(report: VerifyReport) -> int:
