@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+from restante.oplog import looks, status
+from restante.oplog.remote import Remote
 from restante.retention import upkeep
 from restante.retention.subjects import Subjects
 from restante.server.app import Services
@@ -25,6 +27,8 @@ def loops(settings: Settings, services: Services, subjects: Subjects) -> list[Lo
         Loop("relief", jobs.relieve_disk, interval_seconds=10, deadline_seconds=SWEEP_SECONDS),
         Loop("space", jobs.look_at_space, interval_seconds=300, deadline_seconds=30),
         Loop("phantoms", jobs.reset_phantoms, interval_seconds=300, deadline_seconds=30),
+        Loop("oplog", jobs.look_at_oplog, interval_seconds=10, deadline_seconds=20),
+        Loop("oplog_peers", jobs.look_at_peers, interval_seconds=15, deadline_seconds=60),
     ]
 
 
@@ -34,6 +38,7 @@ class _Jobs:
     def __init__(self, settings: Settings, services: Services, subjects: Subjects) -> None:
         self._services = services
         self._subjects = subjects
+        self._appended = status.Appended()
         self._phantom_stale = timedelta(seconds=settings.phantom_stale_seconds)
 
     async def create_partitions(self) -> None:
@@ -78,3 +83,18 @@ class _Jobs:
             stale=self._phantom_stale,
             count=self._services.metrics.sweep.phantom_busy_resets.inc,
         )
+
+    async def look_at_oplog(self) -> None:
+        db, now = self._services.oplog.db, datetime.now(UTC)
+        found = await status.look(db, now=now)
+        async with db.connection() as connection:
+            appended = await self._appended.since_last_look(connection)
+        self._services.metrics.oplog.saw(found, appended=appended, now_seconds=now.timestamp())
+
+    async def look_at_peers(self) -> None:
+        """A client per pass: there are few peers, and some are away for long."""
+        node = self._services.oplog
+        async with Remote.opened(
+            own_host=node.own_url or "", clock=lambda: datetime.now(UTC)
+        ) as remote:
+            await looks.look_at_peers(node.db, remote, now=datetime.now(UTC))
