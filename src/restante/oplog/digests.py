@@ -150,7 +150,7 @@ async def records(db: Database, table: TrackedTable, asked: RecordsRequest) -> l
     shape = _Shape(table, asked.columns, asked.order)
     async with _reading(db, "index" if asked.keys is not None else asked.order) as tx:
         rows = (
-            await _records_of(tx, shape, asked.range, asked.limit)
+            await _records_of(tx, shape, asked.range or KeyRange(), asked.limit)
             if asked.keys is None
             else await tx.fetch(_by_key(shape), asked.keys)
         )

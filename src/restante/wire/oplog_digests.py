@@ -89,7 +89,7 @@ class RecordsRequest(Struct, frozen=True, kw_only=True):
     table: str
     columns: Names
     order: KeyOrder = "index"
-    range: KeyRange = KeyRange()
+    range: KeyRange | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_RECORDS)] = MAX_RECORDS
     keys: Annotated[list[Key], Meta(max_length=MAX_RECORDS)] | None = None
 
