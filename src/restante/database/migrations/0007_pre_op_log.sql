@@ -21,6 +21,8 @@ create table op_tables (
     schema_name    text        not null,
     table_name     text        not null,
     key_columns    text[]      not null check (cardinality(key_columns) > 0),
+    key_numbers    smallint[]  not null default '{}',
+    shape          bigint      not null default 0,
     key_map        json        not null default '{}',
     state          text        not null check (state in ('tracked', 'paused')),
     floor          uuid        not null default '00000000-0000-0000-0000-000000000000',
@@ -217,4 +219,105 @@ language sql immutable as $$
     select (
         lpad(to_hex(tick >> 15), 12, '0') || lpad(to_hex((tick & 32767) << 1), 4, '0') || tail
     )::uuid
+$$;
+
+create function op_row_hash(row_of_table record) returns bigint
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+    return hash_record_extended(row_of_table, 0);
+exception when undefined_function then
+    return hashtextextended(row_of_table::text, 0);
+end
+$$;
+
+create function op_shape(relation oid) returns bigint
+language sql stable set search_path = pg_catalog, pg_temp as $$
+    select bit_xor(hashtextextended(attname::text, atttypid::bigint))
+      from pg_attribute where attrelid = relation and attnum > 0 and not attisdropped
+$$;
+
+create function op_key_columns(tracked integer, relation oid) returns text[]
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    known restante.op_tables;
+    found text[];
+begin
+    select * into known from restante.op_tables where id = tracked;
+    select array_agg(attname::text) into found
+      from pg_attribute where attrelid = relation and attnum > 0 and not attisdropped;
+    if known.key_columns <@ found then
+        return known.key_columns;
+    end if;
+    select array_agg(attname::text order by at) into found
+      from unnest(known.key_numbers) with ordinality as key (number, at)
+      join pg_attribute on attrelid = coalesce(pg_partition_root(relation), relation)
+                       and attnum = number and not attisdropped;
+    if cardinality(found) = cardinality(known.key_columns) then
+        return found;
+    end if;
+    raise exception 'The table % is tracked by the op log of Restante, and a column of its key is gone.',
+        relation::regclass
+        using errcode = '55000', hint = 'Run `restante oplog untrack` and `restante oplog track`.';
+end
+$$;
+
+create function op_capture_statements(tracked integer, relation oid, operation text) returns text[]
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    columns constant text[] := restante.op_key_columns(tracked, relation);
+    old_key constant text := (
+        select format('json_build_array(%s)::text', string_agg(format('o.%I', name), ', '))
+          from unnest(columns) as name);
+    new_key constant text := (
+        select format('json_build_array(%s)::text', string_agg(format('n.%I', name), ', '))
+          from unnest(columns) as name);
+    now_key constant text := (
+        select format('json_build_array(%s)::text', string_agg(format('t.%I', name), ', '))
+          from unnest(columns) as name);
+    old_key_object constant text := (
+        select format('json_build_object(%s)', string_agg(format('%L, o.%I', name, name), ', '))
+          from unnest(columns) as name);
+    is_old constant text := (
+        select string_agg(format('t.%I = o.%I', name, name), ' and ') from unnest(columns) as name);
+    is_new constant text := (
+        select string_agg(format('t.%I = n.%I', name, name), ' and ') from unnest(columns) as name);
+    statement constant text :=
+        'insert into restante.ops_%s (table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, '
+        'old_hash, key, data) select %1$s, $1, $2, $3, restante.op_ulid($4 + %s * $7 + (i - 1) / 500, $5), '
+        '(i - 1) %% 500, $6, %L, hashtextextended(k, 0), h, k, d from (%s) as changes';
+    deleted constant text := format(
+        'select row_number() over () as i, %s as k, %s as d, restante.op_row_hash(o.*) as h '
+        'from old_rows as o where not exists (select from %s as t where %s and %s = %s)',
+        old_key, old_key_object, relation::regclass, is_old, now_key, old_key);
+    current constant text := format(
+        'select row_number() over () as i, %s as k, row_to_json(t.*) as d, ', new_key);
+    from_table constant text := format(
+        ' as h from new_rows as n join %s as t on %s and %s = %s ',
+        relation::regclass, is_new, now_key, new_key);
+begin
+    if operation = 'DELETE' then
+        return array[format(statement, tracked, 0, 'd', deleted)];
+    elsif operation = 'INSERT' then
+        return array[format(statement, tracked, 1, 'c', current || 'null::bigint' || from_table)];
+    end if;
+    return array[
+        format(statement, tracked, 0, 'd', deleted),
+        format(statement, tracked, 1, 'c', current || 'null::bigint' || from_table || format(
+            'where not exists (select from old_rows as o where %s = %s)', old_key, new_key)),
+        format(statement, tracked, 2, 'u', current || 'o.h' || from_table || format(
+            'join (select %s as k, restante.op_row_hash(o.*) as h from old_rows as o) as o on o.k = %s',
+            old_key, new_key))
+    ];
+end
+$$;
+
+create function op_refuse_truncate() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    raise exception 'The table %.% is tracked by the op log of Restante, which cannot log a TRUNCATE.',
+        quote_ident(tg_table_schema), quote_ident(tg_table_name)
+        using errcode = '55000',
+              hint = 'Use DELETE. Or run `restante oplog pause`, TRUNCATE, and `restante oplog resume`; '
+                     'peers then take a snapshot of the table.';
+end
 $$;
