@@ -48,12 +48,12 @@ def settings_for(dsn: str, data_dir: Path, **chosen: Any) -> Settings:
 
 
 @asynccontextmanager
-async def running_site(settings: Settings) -> AsyncIterator[Site]:
-    """Serve on a free loopback port; at the end nothing of it is left."""
+async def running_site(settings: Settings, *, port: int = 0) -> AsyncIterator[Site]:
+    """Serve on a loopback port, by default a free one; at the end nothing of it is left."""
     async with wiring.application(settings) as (app, _):
         ready = asyncio.Event()
         http = wiring.http_server(settings, app, on_ready=ready.set)
-        with listen("127.0.0.1", 0) as listening:
+        with listen("127.0.0.1", port) as listening:
             serving = asyncio.create_task(http.serve(sockets=[listening]))
             await ready.wait()
             url = address_of(listening, "127.0.0.1")

@@ -37,6 +37,7 @@ _MAX_BACKOFF_SECONDS = 60.0
 @dataclass(frozen=True, slots=True)
 class _Task:
     config: Peer
+    has_snapshots: bool  # that are to be taken from the peer
     task: "asyncio.Task[None]"
 
 
@@ -87,16 +88,22 @@ async def _adjust(connection: Connection, follower: Follower, tasks: dict[int, _
         for peer in await peers.all_peers(connection)
         if not peers.is_same_node(peer.host, own_host)
     }
+    rows = await connection.fetch(queries.peers_with_snapshots)
+    with_snapshots = {row["peer_id"] for row in rows}
     for peer_id, running in list(tasks.items()):
-        if wanted.get(peer_id) != running.config or running.task.done():
+        # Snapshots that are wanted now do not wait for the end of a long poll.
+        is_interrupted = peer_id in with_snapshots and not running.has_snapshots
+        if wanted.get(peer_id) != running.config or running.task.done() or is_interrupted:
             await _cancel([running.task])
             del tasks[peer_id]
             await connection.fetchval(queries.unlock, peer_id)
+        elif running.has_snapshots and peer_id not in with_snapshots:
+            tasks[peer_id] = replace(running, has_snapshots=False)
     for peer_id, config in wanted.items():
         if peer_id not in tasks and await connection.fetchval(queries.try_lock, peer_id):
             follow = follower.follow(config.host)
             task = asyncio.create_task(follow, name=f"pull from {config.host}")
-            tasks[peer_id] = _Task(config, task)
+            tasks[peer_id] = _Task(config, peer_id in with_snapshots, task)
 
 
 def _config(peer: Peer) -> Peer:

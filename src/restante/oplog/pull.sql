@@ -38,3 +38,6 @@ update op_peers set joined_tables = $2 where id = $1;
 update op_peers set gaps = gaps + 1, gap_at = $2
  where id = $1 and cursor >= $2 and gap_at <> $2
 returning true;
+
+-- name: peers_with_snapshots
+select distinct peer_id from op_snapshots;
