@@ -10,7 +10,6 @@ from typing import Any
 
 import asyncpg
 from cluster import cloned
-from oplog.nodes import logged
 from sites import Site, running_site, settings_for
 from waiting import until
 
@@ -56,7 +55,7 @@ class Member:
         return await self.sql.fetchrow("select * from restante.op_peers where host = $1", url)
 
     async def track(self, table: str = "notes") -> None:
-        await _capture(self.sql, table)
+        await capture(self.sql, table)
 
 
 @asynccontextmanager
@@ -120,10 +119,23 @@ async def converge(*nodes: Member, table: str = "notes") -> list[tuple[Any, ...]
     return await nodes[0].rows(table)
 
 
-async def _capture(sql: Any, table: str) -> None:
-    tracked = await logged(sql, table)
-    keys = ", ".join(f"r.{key}" for key in tracked.key_columns)
-    key_object = ", ".join(f"'{key}', r.{key}" for key in tracked.key_columns)
+async def capture(sql: Any, table: str, key: str = "id") -> None:
+    """Track a table, with a trigger that logs each changed record."""
+    number = await sql.fetchval(
+        """
+        insert into restante.op_tables
+               (name, schema_name, table_name, key_columns, state, changed_at)
+        values ($1, 'public', $1, $2, 'tracked', now()) returning id
+        """,
+        table,
+        [key],
+    )
+    await sql.execute(f"""
+        create table restante.ops_{number} partition of restante.ops for values in ({number})
+        partition by range (arrived_at);
+        create table restante.ops_{number}_all partition of restante.ops_{number}
+        for values from (minvalue) to (maxvalue);
+    """)
     await sql.execute(f"""
         create function public.log_{table}() returns trigger language plpgsql as $$
         declare
@@ -133,18 +145,18 @@ async def _capture(sql: Any, table: str) -> None:
         begin
             if current_setting('restante.applying', true) = 'on' then return null; end if;
             if tg_op = 'DELETE' then
-                r := old; a := 'd'; d := json_build_object({key_object});
+                r := old; a := 'd'; d := json_build_object('{key}', r.{key});
             else
                 r := new; a := case tg_op when 'INSERT' then 'c' else 'u' end; d := row_to_json(new);
             end if;
             if tg_op <> 'INSERT' then old_row := hashtextextended(old::text, 0); end if;
             insert into restante.ops (table_id, arrived_at, era, xid, ulid, n, origin, action,
                                       key_hash, old_hash, key, data)
-            select {tracked.id}, clock_timestamp(), restante.op_current_era(),
+            select {number}, clock_timestamp(), restante.op_current_era(),
                    pg_current_xact_id()::text::bigint, restante.op_ulid(tick, tail), 0,
                    (select host_id from restante.op_node), a::"char", hashtextextended(k, 0),
                    old_row, k, d
-              from (select json_build_array({keys})::text as k) as k;
+              from (select json_build_array(r.{key})::text as k) as k;
             return null;
         end $$;
         create trigger log after insert or update or delete on public.{table}

@@ -1,0 +1,553 @@
+"""A snapshot makes a table equal to a peer's, whatever happens in between, and says what it lost."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from cluster import cloned
+from msgspec import Raw
+from oplog.meshes import NOTES, capture
+
+from restante.database.pool import Database
+from restante.errors import PeerUnreachable, SnapshotGone, TableBusy, TableNotTracked
+from restante.oplog import peers, positions, snapshot, tables, taking, ulids
+from restante.oplog.peers import Changes, Peer
+from restante.oplog.positions import Position
+from restante.oplog.taking import Taker
+from restante.wire import oplog as wire
+
+pytestmark = pytest.mark.anyio
+
+SERVER, TAKER = "http://server.example", "http://taker.example"
+
+
+def clock() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass
+class Node:
+    """A database with a table, and the other node as its peer."""
+
+    db: Database
+    sql: Any
+    host: str
+    other: str
+
+    async def peer(self) -> Peer:
+        async with self.db.connection() as connection:
+            found = await peers.find(connection, self.other)
+        assert found is not None
+        return found
+
+    async def rows(self, table: str = "notes") -> list[Any]:
+        return [tuple(row) for row in await self.sql.fetch(f"select * from {table} order by 1")]
+
+    async def table(self, name: str = "notes") -> tables.TrackedTable:
+        async with self.db.connection() as connection:
+            found = await tables.find(connection, name)
+        assert found is not None
+        return found
+
+    async def log(self, key: str) -> list[Any]:
+        """The ops of a key, oldest first: action, host, whether approximate."""
+        rows = await self.sql.fetch(
+            "select action::text, host, approximate from restante.ops join restante.op_hosts h"
+            " on h.id = origin where key = $1 order by ulid, host",
+            f'["{key}"]',
+        )
+        return [tuple(row) for row in rows]
+
+    async def drop_log(self) -> None:
+        """Forget all ops, as trimming does: the floor and the mark say so."""
+        await self.sql.execute(
+            """
+            update restante.op_tables set
+                floor = coalesce((select ulid from restante.ops order by ulid desc limit 1), floor),
+                floor_origin = $1,
+                trimmed = $2
+            """,
+            self.host,
+            str(await self.head()),
+        )
+        await self.sql.execute("delete from restante.ops")
+
+    async def head(self) -> Position:
+        row = await self.sql.fetchrow(
+            "select era, xid, ulid, n from restante.ops order by era desc, xid desc, ulid desc, n desc"
+            " limit 1"
+        )
+        return Position(*row)
+
+    async def has_read(self, position: Position | None) -> None:
+        """Set how far this node has read the other."""
+        text = str(position) if position else ""
+        await self.sql.execute("update restante.op_peers set cursor = $1", text)
+
+
+Hook = Callable[[str], Any]
+
+
+@dataclass
+class Direct:
+    """Calls the server's functions without HTTP; `before` is awaited before each call."""
+
+    server: Node
+    before: list[Hook] = field(default_factory=list[Hook])
+    pages: int = 0
+
+    async def _called(self, what: str) -> Peer:
+        self.pages += 1
+        for hook in self.before:
+            await hook(what)
+        return await self.server.peer()
+
+    async def begin_snapshot(self, _peer: Peer, table: str) -> wire.SnapshotStart:
+        asker = await self._called("begin")
+        request = wire.SnapshotRequest(table)
+        return await snapshot.begin(self.server.db, asker, request, now=clock())
+
+    async def snapshot_page(
+        self, _peer: Peer, request: wire.SnapshotPageRequest
+    ) -> wire.SnapshotPage:
+        asker = await self._called(request.phase)
+        return await snapshot.page(self.server.db, asker, request, now=clock())
+
+    async def snapshot_missing(
+        self, _peer: Peer, request: wire.SnapshotKeysRequest
+    ) -> wire.SnapshotPage:
+        asker = await self._called("missing")
+        return await snapshot.missing(self.server.db, asker, request, now=clock())
+
+
+@asynccontextmanager
+async def node(cluster: str, host: str, other: str) -> AsyncIterator[Node]:
+    async with cloned(cluster) as dsn:
+        db = await Database.open(
+            dsn, pool_size=5, acquire_timeout_seconds=5, statement_timeout_seconds=20
+        )
+        sql = await asyncpg.connect(dsn)
+        async with db.connection() as connection:
+            await tables.identify(connection, host)
+            await peers.add(connection, other, Changes(), now=clock())
+        await sql.execute(NOTES)
+        await capture(sql, "notes")
+        yield Node(db, sql, host, other)
+        await sql.close()
+        await db.close()
+
+
+@pytest.fixture
+async def nodes(cluster: str) -> AsyncIterator[tuple[Node, Node]]:
+    """A server and a taker, both with an empty table."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(node(cluster, SERVER, TAKER))
+        taker = await stack.enter_async_context(node(cluster, TAKER, SERVER))
+        yield server, taker
+
+
+async def want(taker: Node, *, is_for_gap: bool = True, table: str = "notes") -> None:
+    async with taker.db.connection() as connection:
+        wanted = [await taker.table(table)]
+        await taking.want(
+            connection, await taker.peer(), wanted, is_for_gap=is_for_gap, now=clock()
+        )
+
+
+async def take(server: Node, taker: Node, *before: Hook) -> Direct:
+    """A whole snapshot; before each page a new process takes over."""
+    remote = Direct(server, list(before))
+    await want(taker)
+    while await Taker(taker.db, remote, taker.host, clock).advance(await taker.peer()):  # type: ignore[arg-type]
+        pass
+    return remote
+
+
+async def conflicts(node: Node) -> list[Any]:
+    rows = await node.sql.fetch(
+        "select key, reason, kept ->> 'body', lost ->> 'body' from restante.op_conflicts order by id"
+    )
+    return [tuple(row) for row in rows]
+
+
+async def test_a_new_node_gets_records_with_their_versions(nodes: tuple[Node, Node]):
+    """What has no op any more is older than the floor, and is logged under it."""
+    server, taker = nodes
+    await server.sql.execute("insert into notes values ('old', 'x', 1.10)")
+    await server.drop_log()
+    await server.sql.execute("insert into notes values ('new', 'y', 1e30)")
+    await server.sql.execute("insert into notes values ('gone', 'z', 1)")
+    await server.sql.execute("delete from notes where id = 'gone'")
+
+    await take(server, taker)
+
+    assert await taker.rows() == await server.rows()
+    assert await taker.log("new") == [("c", SERVER, False)]
+    assert await taker.log("old") == [("c", SERVER, True)]
+    assert await taker.log("gone") == [("d", SERVER, False)]
+    assert await conflicts(taker) == []
+
+
+async def test_the_log_is_read_on_from_where_the_snapshot_began(nodes: tuple[Node, Node]):
+    server, taker = nodes
+    await server.sql.execute("insert into notes values ('a', 'x')")
+    began = await server.head()
+    floor = (await server.table()).floor
+
+    async def change(what: str) -> None:
+        if what == "records":
+            await server.sql.execute("update notes set body = 'later'")
+
+    await take(server, taker, change)
+
+    cursor = positions.parsed((await taker.peer()).cursor)
+    assert cursor is not None
+    assert began < cursor < await server.head()
+    table = await taker.table()
+    assert (table.floor, table.taken_snapshot) == (floor, True)
+    assert await taker.sql.fetchval("select count(*) from restante.op_snapshots") == 0
+
+
+async def test_the_floor_of_the_server_is_adopted_and_the_clock_is_above_it(
+    nodes: tuple[Node, Node],
+):
+    """Else a change here could be older than one that the server has forgotten."""
+    server, taker = nodes
+    await server.sql.execute("insert into notes values ('a', 'x')")
+    await server.sql.execute("select restante.op_tick(1, (extract(epoch from now()) * 1000 + 60000)::bigint << 15)")
+    await server.sql.execute("update notes set body = 'y'")
+    await server.drop_log()
+
+    await take(server, taker)
+    await taker.sql.execute("update notes set body = 'z'")
+
+    table = await taker.table()
+    newest = await taker.sql.fetchval("select ulid from restante.ops order by ulid desc limit 1")
+    assert table.floor == (await server.table()).floor < newest
+    assert table.floor_origin == SERVER
+
+
+async def test_a_record_that_only_the_taker_has_is_offered_at_first_contact(
+    nodes: tuple[Node, Node],
+):
+    """The server has never read from it, so it cannot have deleted it."""
+    server, taker = nodes
+    await server.sql.execute("insert into notes values ('s', 'x')")
+    await server.drop_log()
+    await taker.sql.execute("insert into notes values ('t', 'mine')")
+    await taker.drop_log()
+
+    await take(server, taker)
+
+    assert [row[0] for row in await taker.rows()] == ["s", "t"]
+    assert await taker.log("t") == [("u", TAKER, False)]
+    newest = await taker.sql.fetchval("select ulid from restante.ops where key = '[\"t\"]'")
+    assert newest > (await server.table()).floor
+
+
+async def test_a_record_that_the_server_has_deleted_and_forgotten_goes(nodes: tuple[Node, Node]):
+    """The server had read it, so its absence is news."""
+    server, taker = nodes
+    await taker.sql.execute("insert into notes values ('a', 'x'), ('b', 'x')")
+    await server.has_read(await taker.head())
+    await server.sql.execute("insert into notes values ('b', 'x')")
+    await server.drop_log()
+
+    await take(server, taker)
+
+    assert [row[0] for row in await taker.rows()] == ["b"]
+    assert (await taker.log("a"))[-1] == ("d", SERVER, True)
+    assert await conflicts(taker) == []
+
+
+async def test_a_newer_change_of_the_taker_stays(nodes: tuple[Node, Node]):
+    server, taker = nodes
+    await server.sql.execute("insert into notes values ('a', 'old')")
+    await server.drop_log()
+    await taker.sql.execute("insert into notes values ('a', 'new')")
+
+    await take(server, taker)
+
+    assert [row[1] for row in await taker.rows()] == ["new"]
+
+
+async def test_an_unsent_change_of_what_the_server_still_has_is_issued_again(
+    nodes: tuple[Node, Node],
+):
+    """It is older than the server's floor, and yet nobody has changed the record since."""
+    server, taker = nodes
+    for one in nodes:
+        await one.sql.execute("insert into notes values ('a', 'base')")
+    await server.has_read(await taker.head())
+    await taker.sql.execute("update notes set body = 'unsent'")
+    await server.sql.execute("insert into notes values ('b', 'later')")
+    await server.drop_log()
+
+    await take(server, taker)
+
+    assert [row[:2] for row in await taker.rows()] == [("a", "unsent"), ("b", "later")]
+    assert (await taker.log("a"))[-1] == ("u", TAKER, False)
+    newest = await taker.sql.fetchval("select max(ulid::text)::uuid from restante.ops where key = '[\"a\"]'")
+    assert newest > (await server.table()).floor
+
+
+async def test_an_unsent_change_of_what_the_server_has_changed_too_is_reported(
+    nodes: tuple[Node, Node],
+):
+    server, taker = nodes
+    for one in nodes:
+        await one.sql.execute("insert into notes values ('a', 'base')")
+    await server.has_read(await taker.head())
+    await taker.sql.execute("update notes set body = 'unsent'")
+    await server.sql.execute("update notes set body = 'theirs'")
+    await server.drop_log()
+
+    await take(server, taker)
+
+    assert [row[1] for row in await taker.rows()] == ["theirs"]
+    assert await conflicts(taker) == [('["a"]', "approximate", "theirs", "unsent")]
+    assert (await taker.peer()).cursor
+
+
+async def test_it_goes_on_page_by_page_while_both_sides_write(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+):
+    """Each page is taken by a process that knows nothing but the tables."""
+    monkeypatch.setattr(snapshot, "MAX_RECORDS", 7)
+    monkeypatch.setattr(snapshot, "MAX_SCANNED_KEYS", 5)
+    monkeypatch.setattr(snapshot, "MAX_ASKED_KEYS", 6)
+    server, taker = nodes
+    await server.sql.execute(
+        "insert into notes select lpad(n::text, 3, '0'), 'x' from generate_series(1, 60) as n"
+    )
+    await server.drop_log()
+    await server.sql.execute("delete from notes where id between '010' and '030'")
+    await taker.sql.execute("insert into notes select 't' || n, 'x' from generate_series(1, 20) as n")
+    await taker.drop_log()
+    number = 0
+
+    async def write(_what: str) -> None:
+        nonlocal number
+        number += 1
+        await server.sql.execute("insert into notes values ($1, 'meanwhile')", f"{number:03}!")
+        await server.sql.execute("delete from notes where id = $1", f"{60 - number:03}")
+        await taker.sql.execute("insert into notes values ($1, 'mine')", f"{number:03}?")
+
+    remote = await take(server, taker, write)
+
+    assert remote.pages > 15
+    start = positions.parsed((await taker.peer()).cursor)
+    assert start is not None
+    late = {
+        row["key"]
+        for row in await server.sql.fetch(
+            "select key from restante.ops where (era, xid) >= ($1, $2)", start.era, start.xid
+        )
+    }
+    theirs = {row[0] for row in await server.rows()}
+    mine = {row[0] for row in await taker.rows()}
+    own = {name for name in mine if name.endswith("?") or name.startswith("t")}
+    assert len(own) == 20 + number
+    # What differs apart from the taker's own records is in the log that follows.
+    assert {f'["{name}"]' for name in (theirs ^ (mine - own))} <= late
+
+
+async def test_pages_are_bounded_in_bytes(nodes: tuple[Node, Node]):
+    server, taker = nodes
+    await server.sql.execute(
+        "insert into notes select n::text, string_agg(gen_random_uuid()::text, '')"
+        " from generate_series(1, 4) as n, generate_series(1, 100000) group by n"
+    )
+    await server.drop_log()
+
+    remote = await take(server, taker)
+
+    assert await taker.rows() == await server.rows()
+    assert remote.pages >= 6  # begin, deletes, at least three with records, what the taker has
+
+
+async def test_a_pin_that_ran_out_lets_it_begin_again(nodes: tuple[Node, Node]):
+    server, taker = nodes
+    await server.sql.execute("insert into notes values ('a', 'x')")
+    await want(taker)
+    remote = Direct(server)
+    advance = Taker(taker.db, remote, TAKER, clock).advance  # type: ignore[arg-type]
+    await advance(await taker.peer())
+    await server.sql.execute("update restante.op_pins set expires_at = now() - interval '1 s'")
+
+    with pytest.raises(PeerUnreachable, match="begins again"):
+        await advance(await taker.peer())
+    while await advance(await taker.peer()):
+        pass
+
+    assert await taker.rows() == await server.rows()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "update restante.op_pins set position = position || '0'",
+        "update restante.op_tables set trimmed = repeat('f', 16)",
+        "update restante.op_tables set state = 'paused'",
+        "delete from restante.op_pins",
+        "select setval('restante.op_era', 9000000000000000)",
+    ],
+)
+async def test_a_server_that_cannot_go_on_says_so(nodes: tuple[Node, Node], change: str):
+    """Its log was trimmed or paused, or its database restored."""
+    server, _ = nodes
+    await server.sql.execute("insert into notes values ('a', 'x')")
+    asker = await server.peer()
+    began = await snapshot.begin(server.db, asker, wire.SnapshotRequest("notes"), now=clock())
+    await server.sql.execute(change)
+
+    with pytest.raises(SnapshotGone):
+        request = wire.SnapshotPageRequest("notes", began.start, "records")
+        await snapshot.page(server.db, asker, request, now=clock())
+
+
+async def test_each_page_renews_the_pins_of_all_tables(nodes: tuple[Node, Node]):
+    """The first table's pin must last until the last table is complete."""
+    server, _ = nodes
+    asker, now = await server.peer(), clock()
+    began = await snapshot.begin(server.db, asker, wire.SnapshotRequest("notes"), now=now)
+    await server.sql.execute(
+        "insert into restante.op_pins values ($1, 999, 'x', $2)", asker.id, now + timedelta(seconds=9)
+    )
+
+    request = wire.SnapshotPageRequest("notes", began.start, "records")
+    await snapshot.page(server.db, asker, request, now=now)
+
+    least = await server.sql.fetchval("select min(expires_at) from restante.op_pins")
+    assert least == now + snapshot.PIN_LASTS
+
+
+async def test_a_table_that_the_peer_may_not_see_does_not_exist_for_it(nodes: tuple[Node, Node]):
+    server, _ = nodes
+    await server.sql.execute("update restante.op_peers set tables = '{others}'")
+
+    for name in ("notes", "nothing", 'x"; drop table notes; --'):
+        with pytest.raises(TableNotTracked):
+            await snapshot.begin(
+                server.db, await server.peer(), wire.SnapshotRequest(name), now=clock()
+            )
+
+
+async def test_a_table_that_is_paused_here_waits(nodes: tuple[Node, Node]):
+    server, taker = nodes
+    await taker.sql.execute("update restante.op_tables set state = 'paused'")
+
+    with pytest.raises(TableBusy):
+        await take(server, taker)
+
+
+async def test_a_snapshot_that_was_aborted_here_does_not_go_on(nodes: tuple[Node, Node]):
+    """Resuming a paused table forgets it: rows may have changed under old versions."""
+    server, taker = nodes
+    await server.sql.execute("insert into notes values ('a', 'x')")
+
+    async def abort(what: str) -> None:
+        if what == "records":
+            await taker.sql.execute("delete from restante.op_snapshots")
+
+    with pytest.raises(PeerUnreachable):
+        await take(server, taker, abort)
+
+    assert await taker.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("ulid", "host"),
+    [
+        (ulids.text_of(ulids.lowest_at(datetime(2023, 1, 1, tzinfo=UTC))), SERVER),
+        (ulids.text_of(ulids.lowest_at(datetime.now(UTC) + timedelta(hours=1))), SERVER),
+        (ulids.text_of(UUID(int=2**128 - 1)), SERVER),
+        ("garbage", SERVER),
+        ("01K0000000000000000000000", SERVER),
+        (ulids.text_of(ulids.lowest_at(datetime.now(UTC))), ""),
+        (ulids.text_of(ulids.lowest_at(datetime.now(UTC))), "x" * 300),
+    ],
+)
+async def test_versions_that_no_honest_clock_makes_stop_it(
+    nodes: tuple[Node, Node], ulid: str, host: str
+):
+    """Taking them would set our own clock."""
+    server, taker = nodes
+
+    class Hostile(Direct):
+        async def snapshot_page(
+            self, _peer: Peer, request: wire.SnapshotPageRequest
+        ) -> wire.SnapshotPage:
+            entry = wire.SnapshotEntry(Raw(b'{"id":"a","body":"x","size":1}'), ulid, 0, host)
+            floor = ulids.text_of(ulids.LOWEST)
+            return wire.SnapshotPage([entry], floor, SERVER, None)
+
+    await want(taker)
+    clock_before = await taker.sql.fetchval("select last_value from restante.op_clock")
+    advance = Taker(taker.db, Hostile(server), TAKER, clock).advance  # type: ignore[arg-type]
+    await advance(await taker.peer())
+
+    with pytest.raises(PeerUnreachable):
+        await advance(await taker.peer())
+
+    assert await taker.rows() == []
+    assert await taker.sql.fetchval("select last_value from restante.op_clock") == clock_before
+
+
+async def test_what_postgres_refuses_is_parked_and_the_rest_is_taken(nodes: tuple[Node, Node]):
+    server, taker = nodes
+    await taker.sql.execute("alter table notes add check (body <> 'bad')")
+    await server.sql.execute(
+        "insert into notes select n::text, case when n = 5 then 'bad' else 'x' end"
+        " from generate_series(1, 20) as n"
+    )
+
+    await take(server, taker)
+
+    assert len(await taker.rows()) == 19
+    parked = await taker.sql.fetch("select reason, data ->> 'id' as id from restante.op_parked")
+    assert [tuple(row) for row in parked] == [("check", "5")]
+
+
+async def test_tables_that_others_refer_to_come_first(nodes: tuple[Node, Node]):
+    """Else every record would be parked until its parent is there."""
+    server, taker = nodes
+    for one in nodes:
+        await one.sql.execute(
+            "create table public.lines (id text primary key, note text not null"
+            " references notes deferrable initially deferred)"
+        )
+        await capture(one.sql, "lines")
+    await server.sql.execute("insert into notes values ('a', 'x')")
+    await server.sql.execute("insert into lines values ('1', 'a')")
+    await want(taker, table="lines")
+
+    await take(server, taker)
+
+    assert await taker.rows("lines") == [("1", "a")]
+    assert await taker.sql.fetchval("select count(*) from restante.op_parked") == 0
+
+
+async def test_two_nodes_take_snapshots_of_each_other(nodes: tuple[Node, Node]):
+    """Neither waits for the other, and both come to the same records."""
+    one, two = nodes
+    for node, name in ((one, "1"), (two, "2")):
+        await node.sql.execute("insert into notes values ($1, 'own'), ('both', $1)", name)
+        await node.drop_log()
+
+    to_one, to_two = Direct(one), Direct(two)
+    await want(one)
+    await want(two)
+    is_busy = True
+    while is_busy:
+        first = await Taker(one.db, to_two, SERVER, clock).advance(await one.peer())  # type: ignore[arg-type]
+        second = await Taker(two.db, to_one, TAKER, clock).advance(await two.peer())  # type: ignore[arg-type]
+        is_busy = first or second
+
+    assert [row[0] for row in await one.rows()] == ["1", "2", "both"]
+    assert [row[0] for row in await two.rows()] == ["1", "2", "both"]
