@@ -7,11 +7,12 @@ It is a process of its own, so that it ends with the test run however that ends.
 import asyncio
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -25,6 +26,10 @@ from restante.server import logs
 TEMPLATE = "restante_template"
 
 _clone_numbers = itertools.count()
+
+# Cloning a database writes 8 MB: in memory that takes a fifth of the time.
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 8 * 1024**3
 
 # The crash tests, which need durability, run their own servers.
 FAST = {
@@ -77,6 +82,14 @@ async def make_template(dsn: str) -> None:
     await migrate.apply(dsn_of(dsn, TEMPLATE), migrate.shipped(), phases=BOTH_PHASES)
 
 
+def fastest_place() -> Path | None:
+    """A filesystem in memory with enough room; None for the usual place."""
+    with suppress(OSError):
+        if shutil.disk_usage(MEMORY).free >= MEMORY_BYTES and os.access(MEMORY, os.W_OK):
+            return MEMORY
+    return None
+
+
 async def main(directory: Path) -> None:
     bin_dir = os.environ.get("TEST_POSTGRES_BIN")
     postgres = EmbeddedPostgres(
@@ -94,7 +107,7 @@ async def main(directory: Path) -> None:
 if __name__ == "__main__":
     logs.configure("auto", "warning")
     with tempfile.TemporaryDirectory(
-        prefix="restante-tests-", ignore_cleanup_errors=True
+        prefix="restante-tests-", dir=fastest_place(), ignore_cleanup_errors=True
     ) as parent:
         Path(parent).chmod(0o711)  # as root, the Postgres account must reach its files
         asyncio.run(main(Path(parent) / "data"))

@@ -1,5 +1,6 @@
 """Text messages: the bodies that old and new clients send, and what the receiver is given."""
 
+import json
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -84,18 +85,29 @@ def test_a_message_with_neither_parts_nor_content_is_a_400(
     assert workspace.rows() == []
 
 
-def test_a_large_body_is_accepted(workspace: Outsider, other: Outsider):
-    text = "x" * (16 * MIB - 1024)
+def body_of(size: int) -> dict[str, Any]:
+    """A body of so many bytes."""
+    body = message("")
+    body["params"]["message"]["parts"][0]["text"] = "x" * (size - len(json.dumps(body)))
+    assert len(json.dumps(body)) == size
+    return body
 
-    answer = other.send(message(text), to=workspace)
+
+def test_a_large_body_is_accepted(workspace: Outsider, other: Outsider):
+    body = body_of(16 * MIB)
+
+    answer = other.send(body, to=workspace)
 
     assert answer.status == 200, answer.body
     (row,) = workspace.rows()
-    assert said(row)["parts"][0]["text"] == text
+    assert row["request_body"] == body
 
 
 def test_a_larger_body_is_refused(workspace: Outsider, admin: Outsider):
-    assert admin.send(message("x" * (16 * MIB + 1)), to=workspace).status == 413
+    """By one byte."""
+    answer = admin.send(body_of(16 * MIB + 1), to=workspace)
+
+    assert (answer.status, answer.json["max"]) == (413, 16 * MIB)
     assert workspace.rows() == []
 
 

@@ -130,8 +130,10 @@ def test_poll_mode_ignores_a_url_that_cannot_be_called(url: str, admin: Outsider
     workspace = newcomer(url)
 
     answer = workspace.register(url="remote://no-inbound")
+    change = admin.ask("PATCH", workspace.path, b'{"url": "remote://no-inbound"}')
 
     assert (answer.status, answer.json["delivery_mode"]) == (200, "poll")
+    assert (change.status, change.json) == (200, {"status": "updated"})
     assert shown(admin, workspace)["url"] is None
 
 

@@ -1,5 +1,6 @@
 """Uploads over HTTP: sizes, counts and malformed bodies, to the byte."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -113,6 +114,42 @@ async def test_the_operator_sets_the_limits(run_site: SiteFactory, connection: A
             await assert_refused(connection, answer, 413, "request_too_large")
             assert answer.json["max"] == limits["per_request_bytes"] == 1500
         await caller.staged(Part(bytes(1000)), Part(bytes(500)))
+
+
+@pytest.mark.parametrize("over", [1, 500_000])
+@pytest.mark.parametrize("limit", ["max_request_bytes", "workspace_max_bytes"])
+async def test_a_file_that_is_too_large_is_refused_as_such_where_another_limit_is_equal(
+    run_site: SiteFactory, connection: Any, limit: str, over: int
+):
+    """The limits of requests and workspaces follow a raised limit of files, and are equal then."""
+    async with run_site(max_file_bytes=100_000, **{limit: 100_000}) as site:
+        caller = await registered(site)
+        answer = await caller.upload(Part(bytes(100_000 + over), name="too large"), Part(b"fine"))
+
+        refusal = await assert_refused(connection, answer, 413, "file_too_large")
+        assert refusal["filename"] == "too_large"
+        assert (refusal["size"], refusal["max"]) == (100_000 + over, 100_000)
+        await caller.staged(Part(bytes(100_000)))
+
+
+async def test_a_file_without_a_declared_length_is_counted_up_to_the_limit_of_a_body(
+    run_site: SiteFactory, connection: Any
+):
+    async def endless(head: bytes) -> AsyncIterator[bytes]:
+        yield head
+        while True:
+            yield bytes(64 * 1024)
+
+    async with run_site(max_file_bytes=1000, max_request_bytes=1000) as site:
+        caller = await registered(site)
+        body = endless(form(Part(b"x", name="endless"), closed=False))
+        headers = {"Content-Type": FORM}
+        answer = await caller.ask("POST", "/chat/uploads", data=body, headers=headers)
+
+    refusal = await assert_refused(connection, answer, 413, "file_too_large")
+    assert (refusal["filename"], refusal["max"]) == ("endless", 1000)
+    assert 1000 < refusal["size"] <= 1000 + MAX_FORM_BYTES
+    assert f"at least {refusal['size']} bytes" in refusal["error"]
 
 
 async def test_larger_files_than_by_default_are_accepted(run_site: SiteFactory):

@@ -5,10 +5,11 @@ The page is `canvas.html` beside this file.  It is served under two names of thi
 two origins: `localhost` is listed, `127.0.0.1` is not.
 """
 
+import os
 import shutil
 import struct
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +23,37 @@ from playwright.async_api import Browser, Error, Page, async_playwright
 from processes import clean_environment
 from sites import ADMIN_TOKEN, Site, running_site, settings_for
 
-CHROMIUM = shutil.which("chromium")
 CANVAS = Path(__file__).with_name("canvas.html")
 DEFAULT_PORT = 3000
 MIB = 1024 * 1024
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian's package)"),
-]
+pytestmark = pytest.mark.anyio
+
+
+def chromium_of(environ: Mapping[str, str]) -> str:
+    """The browser; without one the tests are skipped, but not in CI, where nobody would notice."""
+    if found := shutil.which("chromium", path=environ["PATH"]):
+        return found
+    reason = "There is no chromium (Debian's package)."
+    if environ.get("CI") and not environ.get("TEST_WITHOUT_BROWSER"):
+        pytest.fail(f"{reason} In CI this is a failure, unless TEST_WITHOUT_BROWSER is set.")
+    pytest.skip(reason)
+
+
+@pytest.mark.parametrize(
+    ("environ", "outcome"),
+    [
+        ({}, pytest.skip.Exception),
+        ({"CI": "true"}, pytest.fail.Exception),
+        ({"CI": "true", "TEST_WITHOUT_BROWSER": "1"}, pytest.skip.Exception),
+    ],
+    ids=["on a desk", "in CI", "in CI without root"],
+)
+async def test_a_missing_browser_is_a_failure_in_ci(
+    environ: dict[str, str], outcome: type[BaseException], tmp_path: Path
+):
+    with pytest.raises(outcome, match="no chromium"):
+        chromium_of({"PATH": str(tmp_path), **environ})
 
 
 @asynccontextmanager
@@ -73,10 +96,15 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
+def chromium() -> str:
+    return chromium_of(os.environ)
+
+
+@pytest.fixture(scope="module")
+async def browser(chromium: str) -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, env=dict(clean_environment())
+            executable_path=chromium, env=dict(clean_environment())
         )
         yield browser
         await browser.close()

@@ -177,11 +177,56 @@ def test_the_id_of_params_that_are_an_older_message_is_its_id():
     assert shaped(whole({"content": "hi", "messageId": "own"})).message_id == "own"
 
 
+def test_an_older_message_beside_the_envelope_becomes_one_too():
+    envelope = {"jsonrpc": "2.0", "id": 1, "method": "message/send"}
+    sent = {"content": "hi", "messageId": "own", "contextId": "c", "configuration": {"x": 1}}
+
+    made = {"parts": HI, "messageId": "own", "contextId": "c", "role": "user"}
+    expected = Request(
+        whole({"configuration": {"x": 1}, "message": made}), "message/send", message_id="own"
+    )
+    assert shaped({**envelope, **sent}) == expected
+    assert shaped({**envelope, **sent, "params": None, "parts": None}) == expected
+
+
+def test_content_beside_other_params_becomes_parts_in_its_place():
+    body = shaped(whole({"configuration": {}}, content="hi", messageId="own")).body
+
+    assert body == whole({"configuration": {}}, parts=HI, messageId="own", role="user")
+
+
 def test_parts_of_the_params_stay_where_they_are():
     """Receivers look for them there."""
     sent = whole({"parts": HI, "contextId": "c"})
 
-    assert shaped(sent).body == sent
+    found = shaped(sent)
+
+    filled = {"parts": HI, "contextId": "c", "messageId": "new 2", "role": "user"}
+    assert found == Request(whole(filled), "message/send", None)
+
+
+@pytest.mark.parametrize("message_id", ["own", 7])
+@pytest.mark.parametrize("role", ["user", "agent"])
+def test_a_message_has_its_own_id_and_role_wherever_its_parts_are(role: str, message_id: Any):
+    said = message(messageId=message_id, role=role)
+    filled, chosen = {**said, "messageId": str(message_id)}, str(message_id)
+    envelope = {"jsonrpc": "2.0", "id": 1, "method": "message/stream"}
+
+    for sent, body in (
+        ({"params": said}, {"params": filled}),
+        (said, filled),
+        ({**said, "params": {}}, {**filled, "params": {}}),
+    ):
+        assert shaped({**envelope, **sent}) == Request(
+            {**envelope, **body}, "message/stream", chosen
+        )
+
+
+def test_an_id_beside_the_message_is_not_its_id():
+    """To lose a message is worse than to queue it twice."""
+    sent = whole({"message": {"parts": HI}, "messageId": "beside"}, messageId="outside")
+
+    assert shaped(sent).message_id is None
 
 
 @pytest.mark.parametrize("version", ["1.0", "2", 2, 2.0, False, 0, []])
@@ -193,7 +238,7 @@ def test_another_version_is_refused(version: Any):
 def test_parts_beside_the_envelope_stay_where_they_are():
     sent = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "parts": []}
 
-    assert shaped(sent).body == sent
+    assert shaped(sent).body == {**sent, "messageId": "new 2", "role": "user"}
 
 
 @pytest.mark.parametrize(
@@ -211,6 +256,8 @@ def test_parts_beside_the_envelope_stay_where_they_are():
         {"params": [message()]},
         {"message": "hi"},
         {"parts": "hi"},
+        {"jsonrpc": "2.0", "content": {"text": "hi"}},
+        {"jsonrpc": "2.0", "content": "hi", "message": "hi"},
     ],
 )
 def test_a_message_that_says_nothing_is_refused(sent: dict[str, Any]):
@@ -228,7 +275,9 @@ def test_a_method_must_be_a_name(method: Any):
     "sent",
     [
         {"method": "tasks/cancel"},
+        {"method": "tasks/cancel", "content": "hi"},
         {"method": "tasks/cancel", "params": {"content": "hi"}},
+        {"method": "tasks/cancel", "params": {"messageId": ["x"], "parts": []}},
         {"method": "tasks/cancel", "params": {"id": "x", "message": {"content": "hi"}}},
         {"method": "tasks/get", "params": [1], "jsonrpc": "2.0", "id": None},
     ],
@@ -270,10 +319,15 @@ def as_params(message: Object, envelope: Object) -> Object:
     return {**envelope, "params": message}
 
 
+def beside(message: Object, envelope: Object) -> Object:
+    return {**message, **envelope}
+
+
 accepted = (
     st.builds(in_params, messages, noise, envelopes)
     | st.builds(as_params, messages, envelopes)
     | st.builds(without_params, messages, noise, envelopes)
+    | st.builds(beside, messages, envelopes)
     | messages
 )
 

@@ -85,6 +85,20 @@ async def test_senders_recipients_methods_and_ids_are_told_apart(caller: Caller)
     assert len(await recipient.feed()) == 1
 
 
+@pytest.mark.parametrize("said", [{"parts": []}, {"content": "hi"}], ids=["parts", "content"])
+async def test_a_repetition_is_found_wherever_the_message_is(caller: Caller, said: dict[str, Any]):
+    envelope = {"jsonrpc": "2.0", "id": 1, "method": "message/send"}
+    for number, place in enumerate((("params", "message"), ("params",), ())):
+        body: dict[str, Any] = {"messageId": f"m{number}", **said}
+        for name in reversed(place):
+            body = {name: body}
+
+        for _ in range(2):
+            assert (await caller.message({**envelope, **body}, to=caller)).json == QUEUED
+
+    assert len(await caller.feed()) == 3
+
+
 @pytest.mark.parametrize("message_id", [None, "", "  "])
 async def test_a_message_without_an_id_is_never_a_repetition(caller: Caller, message_id: Any):
     for _ in range(2):

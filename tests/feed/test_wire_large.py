@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -47,6 +48,29 @@ async def test_a_message_of_16_mib_is_stored_and_read(caller: Caller):
     (row,) = await caller.feed(since_seq=0)
     assert text_of(row) == TEXT
     assert text_of((await caller.feed(since_id=row["id"]))[0]) == "after it"
+
+
+@pytest.mark.parametrize("is_declared", [True, False], ids=["declared", "chunked"])
+async def test_the_limit_of_a_message_is_exact(caller: Caller, is_declared: bool):
+    frame = b'{"content": ""}'
+    largest = frame[:-2] + b"x" * (MAX_MESSAGE_BYTES - len(frame)) + frame[-2:]
+
+    async def in_pieces(body: bytes) -> AsyncIterator[bytes]:
+        for at in range(0, len(body), MIB):
+            yield body[at : at + MIB]
+
+    answers = [
+        await caller.ask("POST", "/a2a", data=io.BytesIO(body) if is_declared else in_pieces(body))
+        for body in (largest + b" ", largest)
+    ]
+
+    refused, queued = answers
+    assert len(largest) == 16_777_216
+    assert (refused.status, refused.json["code"]) == (413, "message_too_large")
+    assert refused.json["max"] == 16_777_216
+    assert queued.status == 200
+    (row,) = await caller.feed()
+    assert len(text_of(row)) == len(largest) - len(frame)
 
 
 def test_a_client_may_send_a_few_such_messages_a_minute():

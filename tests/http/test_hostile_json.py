@@ -123,7 +123,8 @@ async def test_odd_characters_in_json_strings_are_stored_or_cleaned(caller: Call
     assert (await send_json(caller, "/registry/heartbeat", beat)).status == 200
     assert row["method"].isprintable()
     assert row["request_body"]["params"] == {odd: odd}
-    bad_url = await ask(caller.site, "PATCH", caller.path, json={"url": odd}, headers=ADMIN)
+    change = {"delivery_mode": "push", "url": odd}
+    bad_url = await ask(caller.site, "PATCH", caller.path, json=change, headers=ADMIN)
     assert_refused(bad_url)
 
 

@@ -346,7 +346,7 @@ async def test_a_workspace_may_not_change_itself_by_patch(site: Site):
 
 
 async def test_a_wrong_change_is_refused_and_names_the_field(site: Site):
-    caller = await registered(site)
+    caller, poller = await registered(site, delivery_mode="push", url=URL), await registered(site)
     before = await shown(site, caller.id)
 
     for field, value in (
@@ -358,7 +358,7 @@ async def test_a_wrong_change_is_refused_and_names_the_field(site: Site):
         answer = await patch(site, caller.id, **{field: value})
         assert answer.status == 400
         assert field in answer.json["error"]
-    to_push = await patch(site, caller.id, delivery_mode="push")
+    to_push = await patch(site, poller.id, delivery_mode="push")
 
     assert to_push.status == 400
     assert "url" in to_push.json["error"]

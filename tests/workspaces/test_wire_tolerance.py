@@ -101,8 +101,13 @@ async def test_a_url_that_cannot_be_called_is_ignored_in_poll_mode(shared_site: 
     stored = await registered(shared_site, delivery_mode="poll", url=URL)
 
     again = await register_again(stored, delivery_mode=..., url=url)
+    changes = [
+        await ask(shared_site, "PATCH", one.path, json={"url": url}, headers=ADMIN)
+        for one in (fresh, stored)
+    ]
 
     assert again.status == 200
+    assert [change.status for change in changes] == [200, 200]
     assert (await shown(shared_site, fresh.id))["url"] is None
     assert (await shown(shared_site, stored.id))["url"] == URL
 
@@ -116,9 +121,16 @@ async def test_what_was_ignored_does_not_count_when_the_workspace_changes_to_pus
         await register_again(caller, delivery_mode="push"),
         await register_again(caller, delivery_mode="push", url="remote://no-inbound"),
         await ask(shared_site, "PATCH", caller.path, json={"delivery_mode": "push"}, headers=ADMIN),
+        await ask(
+            shared_site,
+            "PATCH",
+            caller.path,
+            json={"delivery_mode": "push", "url": "remote://no-inbound"},
+            headers=ADMIN,
+        ),
     ]
 
-    assert [answer.status for answer in refused] == [400, 400, 400]
+    assert [answer.status for answer in refused] == [400] * 4
     assert all("url" in answer.json["error"] for answer in refused)
     assert (await shown(shared_site, caller.id))["delivery_mode"] == "poll"
 
@@ -148,6 +160,18 @@ async def test_push_mode_without_a_url_takes_that_of_the_card(shared_site: Site)
     urls = [(await shown(shared_site, one.id))["url"] for one in (fresh, moved, given, poller)]
 
     assert urls == [URL, OTHER_URL, URL, None]
+
+
+@pytest.mark.parametrize("url", ["remote://no-inbound", "ftp://x", "http://user:secret@x"])
+async def test_push_mode_with_a_url_that_cannot_be_called_takes_that_of_the_card(
+    shared_site: Site, url: str
+):
+    fresh = await registered(shared_site, delivery_mode="push", url=url, agent_card={"url": URL})
+
+    again = await register_again(fresh, delivery_mode=..., url=url, agent_card={"url": OTHER_URL})
+
+    assert again.status == 200
+    assert (await shown(shared_site, fresh.id))["url"] == OTHER_URL
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from restante.delivery.forms import FormParser, PartHead, boundary_of
 from restante.delivery.receive import Incoming
-from restante.delivery.rules import MAX_FILES_PER_REQUEST, ReceivePolicy, request_too_large
+from restante.delivery.rules import MAX_FILES_PER_REQUEST, ReceivePolicy
 from restante.errors import RequestTooLarge, UploadMalformed
 from restante.http import turns
 from restante.http.bodies import declared_length
@@ -39,7 +39,7 @@ async def receive_files(
     async for piece in body:
         received += len(piece)
         if received > policy.max_body_bytes:
-            raise request_too_large(policy.max_request_bytes)
+            raise incoming.body_too_large()
         for at in range(0, len(piece), _SLICE_BYTES):
             await turns.resume()
             await form.receive(piece[at : at + _SLICE_BYTES])

@@ -36,7 +36,6 @@ from restante.delivery.rules import (
 from restante.errors import (
     BadRequest,
     FeedFull,
-    FileTooLarge,
     KeyReused,
     OutcomeUnknown,
     RestanteError,
@@ -226,21 +225,25 @@ class Incoming:
         )
 
     async def write(self, piece: bytes, *, now: datetime) -> None:
-        """More bytes of the open file; raises RequestTooLarge and the refusals of the quotas."""
+        """
+        More bytes of the open file; raises RequestTooLarge and the refusals of the quotas.
+
+        A file that is too large is counted to its end, so that its refusal can say its size.
+        """
         file = self.open_file
         assert file is not None  # noqa: S101 - the caller has begun one
         file.size += len(piece)
         self.total_bytes += len(piece)
         policy = self._receiver.policy
+        if file.size > policy.max_file_bytes:
+            return
         if self.total_bytes > policy.max_request_bytes:
             raise rules.request_too_large(policy.max_request_bytes)
         quota, files = policy.quota, len(self.files) + 1
         if self.total_bytes > quota.max_bytes or files > quota.max_files:
             raise rules.quota_too_small(quota, bytes=self.total_bytes, files=files)
-        # A file that is too large is counted to its end, so that the refusal can say its size.
-        if file.size <= policy.max_file_bytes:
-            await self._claim(now=now)
-            await self._add(file.add(piece), now=now)
+        await self._claim(now=now)
+        await self._add(file.add(piece), now=now)
 
     async def end_file(self, *, now: datetime) -> None:
         """The open file is complete; raises if it is empty or too large."""
@@ -250,14 +253,16 @@ class Incoming:
             raise UploadMalformed(f"The file {file.name} is empty.", filename=file.name)
         allowed = self._receiver.policy.max_file_bytes
         if file.size > allowed:
-            raise FileTooLarge(
-                f"The file {file.name} has {file.size} bytes; {allowed} are allowed.",
-                filename=file.name,
-                size=file.size,
-                max=allowed,
-            )
+            raise rules.file_too_large(file, allowed)
         await self._add(file.end(), now=now)
         self.files.append(file)
+
+    def body_too_large(self) -> RestanteError:
+        """Why a body that goes on beyond its limit is refused; of the open file, it has so much."""
+        file, policy = self.open_file, self._receiver.policy
+        if file and file.size > policy.max_file_bytes:
+            return rules.file_too_large(file, policy.max_file_bytes, is_complete=False)
+        return rules.request_too_large(policy.max_request_bytes)
 
     async def _claim(self, *, now: datetime) -> None:
         """Claim room for what has arrived and for some of what may follow."""

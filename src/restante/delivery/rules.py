@@ -16,7 +16,14 @@ from uuid import uuid4
 
 import msgspec
 
-from restante.errors import BadRequest, QuotaTooSmall, RequestTooLarge, ServerFull, WorkspaceFull
+from restante.errors import (
+    BadRequest,
+    FileTooLarge,
+    QuotaTooSmall,
+    RequestTooLarge,
+    ServerFull,
+    WorkspaceFull,
+)
 from restante.ids import FileId, WorkspaceId
 from restante.limits import MAX_FILE_BYTES, MAX_REQUEST_BYTES
 from restante.text import cut, without_invisible
@@ -276,6 +283,17 @@ def check_fits_ever(quota: Quota, declared: int) -> None:
 def is_too_large_for(quota: Quota, declared: int) -> bool:
     """Whether the files of such a body are most likely too large for an empty workspace."""
     return declared - _USUAL_FORM_BYTES > quota.max_bytes
+
+
+def file_too_large(file: IncomingFile, max_bytes: int, *, is_complete: bool = True) -> FileTooLarge:
+    """The refusal of a file that has too many bytes; of one that goes on, those that arrived."""
+    size = f"{file.size} bytes" if is_complete else f"at least {file.size} bytes"
+    return FileTooLarge(
+        f"The file {file.name} has {size}; {max_bytes} are allowed.",
+        filename=file.name,
+        size=file.size,
+        max=max_bytes,
+    )
 
 
 def request_too_large(max_bytes: int) -> RequestTooLarge:

@@ -8,7 +8,7 @@ know stay.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 from restante.errors import BadRequest
 
@@ -34,36 +34,50 @@ class Request:
 def normalised(sent: Object, *, new_id: Callable[[], str]) -> Request:
     """The body in its one shape, which does not change it any more; raises BadRequest."""
     body = _checked(_wrapped(sent))
-    carries_message = body["method"] in _WITH_MESSAGE
-    if carries_message:
-        body = _with_message(body)
-    chosen = _message_id(_message_of(body))
-    if carries_message:
-        body = _completed(body, chosen, new_id)
+    if body["method"] not in _WITH_MESSAGE:
+        return Request(with_kinds(body), body["method"], _message_id(_message_of(body)))
+    body = {"jsonrpc": "2.0", "id": new_id(), **_with_message(_with_params(body))}
+    body, chosen = _completed(body, new_id)
     return Request(with_kinds(body), body["method"], chosen)
 
 
-def _completed(body: Object, message_id: str | None, new_id: Callable[[], str]) -> Object:
-    """The body with the whole envelope, and its message with all that readers expect."""
-    body = {"jsonrpc": "2.0", "id": new_id(), **body}
-    if message := _message_of(body):
-        filled = _filled(message, message_id or new_id())
-        body["params"] = {**body["params"], "message": filled}
+def _completed(body: Object, new_id: Callable[[], str]) -> tuple[Object, str | None]:
+    """The body, its message with all that readers expect, and the id that the sender chose."""
+    params, message = body.get("params"), _message_of(body)
+    holder = message or (params if _has_parts(params) else body)
+    chosen = _message_id(holder)
+    filled = _filled(holder, chosen or new_id())
+    if holder is message:
+        body = {**body, "params": {**body["params"], "message": filled}}
+    else:
+        body = {**body, "params": filled} if holder is params else filled
     _check_parts(body)
-    return body
+    return body, chosen
 
 
 def _wrapped(sent: Object) -> Object:
     """The body with `params`, also if only those or the message itself were sent."""
     if "params" in sent:
         return sent
-    envelope = {name: sent[name] for name in _ENVELOPE if name in sent}
     if isinstance(sent.get("message"), dict):
-        rest = {name: value for name, value in sent.items() if name not in _ENVELOPE}
-        return {**envelope, "params": rest}
-    if not envelope.keys() - {"id"} and ("parts" in sent or "content" in sent):
+        return _enveloped(sent)
+    has_envelope = "jsonrpc" in sent or "method" in sent
+    if not has_envelope and ("parts" in sent or "content" in sent):
         return {"params": {"message": sent}}
     return sent
+
+
+def _enveloped(sent: Object) -> Object:
+    """The envelope as it was sent, around all other fields as `params`."""
+    envelope = {name: sent[name] for name in _ENVELOPE if name in sent}
+    rest = {name: sent[name] for name in sent if name not in {*_ENVELOPE, "params"}}
+    return {**envelope, "params": rest}
+
+
+def _with_params(body: Object) -> Object:
+    """The body with `params`, if an older message is beside the envelope."""
+    is_older = body.get("params") is None and "content" in body and not _has_parts(body)
+    return _enveloped(body) if is_older else body
 
 
 def _with_message(body: Object) -> Object:
@@ -76,7 +90,7 @@ def _with_message(body: Object) -> Object:
     if not isinstance(params, dict):
         return body
     sent = cast("Object", params)
-    is_read = sent.get("message") is not None or isinstance(sent.get("parts"), list)
+    is_read = sent.get("message") is not None or _has_parts(sent)
     if is_read or "content" not in sent:
         return body
     beside = {name: sent[name] for name in _BESIDE_MESSAGE if name in sent}
@@ -107,6 +121,10 @@ def _message_of(body: Object) -> Object | None:
     params = body.get("params")
     message = cast("Object", params).get("message") if isinstance(params, dict) else None
     return cast("Object", message) if isinstance(message, dict) else None
+
+
+def _has_parts(holder: Any) -> TypeGuard[Object]:
+    return isinstance(holder, dict) and isinstance(cast("Object", holder).get("parts"), list)
 
 
 def _message_id(message: Object | None) -> str | None:
@@ -143,15 +161,10 @@ def _with_parts(message: Object) -> Object:
 
 def _check_parts(body: Object) -> None:
     """Raise BadRequest if a message says nothing; some clients have its parts further out."""
-    holders = (_message_of(body), body.get("params"), body)
-    if not any(isinstance(_field(holder, "parts"), list) for holder in holders):
+    if not any(map(_has_parts, (_message_of(body), body.get("params"), body))):
         raise BadRequest(
             "The message has neither parts nor content: send a list as params.message.parts."
         )
-
-
-def _field(holder: Any, name: str) -> Any:
-    return cast("Object", holder).get(name) if isinstance(holder, dict) else None
 
 
 def with_kinds(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Changes:
     url: str | None = None
     agent_card: str | None = None
     parent_id: UUID | UnsetType | None = UNSET  # None: it has no parent any more
-    card_url: str | None = None  # as the agent card has it, for a registration without a url
+    card_url: str | None = None  # as the agent card has it, for a registration without a good url
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,27 +117,29 @@ def registered(workspace_id: WorkspaceId, stored: Workspace | None, sent: Change
     """
     The details after a registration, which may be less exact than an operator's change.
 
-    Programs in the field send a url that nobody can call with poll mode: it is ignored.  In push
-    mode they leave it to the card.  Without a name, the first one is the beginning of the id.
+    Programs in the field leave the url of push mode to their card, and send none, or one that
+    nobody can call.  Without a name, the first one is the beginning of the id.
     """
-    mode = sent.delivery_mode or (stored.delivery_mode if stored else "push")
-    after = details_of(stored, replace(sent, url=_registered_url(mode, sent)))
+    is_push = _mode_after(stored, sent) == "push"
+    if is_push and not _is_plain(sent.url) and _is_plain(sent.card_url):
+        sent = replace(sent, url=sent.card_url)
+    after = details_of(stored, sent)
     return after if after.name else replace(after, name=str(workspace_id)[:_SHORT_ID])
 
 
-def _registered_url(mode: Mode, sent: Changes) -> str | None:
-    if mode == "push" and sent.url:
-        return sent.url
-    meant = sent.url if mode == "poll" else sent.card_url
-    return meant if meant and _is_plain(meant) else None
+def _mode_after(stored: Workspace | None, changes: Changes) -> Mode:
+    return changes.delivery_mode or (stored.delivery_mode if stored else "push")
 
 
 def details_of(stored: Workspace | None, changes: Changes) -> Details:
     """
     The details after the changes; fields that were not sent keep their values.
 
-    Raises BadRequest for a push workspace without a URL that can be called.
+    A url that nobody can call is ignored in poll mode, where programs in the field send one.
+    Raises BadRequest for a push workspace without a url that can be called.
     """
+    if _mode_after(stored, changes) == "poll" and not _is_plain(changes.url):
+        changes = replace(changes, url=None)
     if stored:
         before = Details(stored.name, stored.delivery_mode, stored.url, None, stored.parent_id)
     else:
@@ -169,8 +171,8 @@ def check_url(url: str) -> None:
         raise BadRequest("The url must be an http or https address without a user name.")
 
 
-def _is_plain(url: str) -> bool:
-    if len(url) > _MAX_URL or not url.isprintable() or " " in url:
+def _is_plain(url: str | None) -> bool:
+    if url is None or len(url) > _MAX_URL or not url.isprintable() or " " in url:
         return False
     try:
         parts = urlsplit(url)
