@@ -89,12 +89,20 @@ select json_build_object({names_and_keys})::text as key
  order by {keys}
  limit $2;
 
+-- name: hashes_records
+-- How capture hashes old rows, which depends on the types of the columns.
+select count(*) > 0
+  from pg_proc
+ where pronamespace = 'restante'::regnamespace
+   and proname = 'op_capture_' || $1::integer
+   and position('hash_record_extended' in prosrc) > 0;
+
 -- name: compare
 -- What we have of each key, with the server's record turned into a row of our own type.
 select asked.at, own_key.key, hashtextextended(own_key.key, 0) as key_hash,
        t.{first_key} is not null as has_record, row_to_json(t)::text as own,
        {same_columns} as is_same_record,
-       hashtextextended(t::text, 0) as own_hash, hashtextextended(s::text, 0) as server_hash,
+       {own_hash} as own_hash, {server_hash} as server_hash,
        newest.ulid, newest.host, newest.approximate, newest.is_delete,
        unsent.action::text as unsent_action, unsent.old_hash as unsent_old_hash
   from json_array_elements($1::json) with ordinality as asked (data, at)

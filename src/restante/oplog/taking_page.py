@@ -42,6 +42,9 @@ queries = sql.load("restante.oplog", "taking")
 _FIRST_NUMBER = 2**30
 # A server without a floor has nothing that could be older; peers refuse earlier versions.
 _EARLIEST = ulids.lowest_at(ulids.EARLIEST)
+# The two ways in which capture hashes the old row of a change.
+_RECORD_HASH = "hash_record_extended({0}.*, 0)"
+_TEXT_HASH = "hashtextextended(cast(({0}.*) as text), 0)"
 _NOTHING_READ = Position(-1, -1, ulids.LOWEST, -1)
 
 
@@ -259,7 +262,9 @@ def _may_send(taking: Taking, entry: _Entry) -> bool:
 
 async def _compared(tx: Tx, taking: Taking, entries: Sequence[_Entry]) -> list[_Own]:
     table, read = taking.table, taking.progress.server_cursor or _NOTHING_READ
-    statement = _compare(table, tuple(sorted(taking.columns)))
+    row_hash = _RECORD_HASH if await tx.fetchval(queries.hashes_records, table.id) else _TEXT_HASH
+    columns = tuple(sorted(taking.columns))
+    statement = _statement(table.relation, table.log, table.key_columns, columns, row_hash)
     data = "[" + ",".join(entry.data for entry in entries) + "]"
     rows = await tx.fetch(statement, data, read.era, read.xid, read.ulid, read.n)
     own = [_own(row, entry) for row, entry in zip(rows, entries, strict=True)]
@@ -305,7 +310,9 @@ def _is_on_server_record(row: Row, entry: _Entry) -> bool:
 
 
 @lru_cache(maxsize=1000)
-def _statement(relation: str, log: str, keys: tuple[str, ...], columns: tuple[str, ...]) -> str:
+def _statement(
+    relation: str, log: str, keys: tuple[str, ...], columns: tuple[str, ...], row_hash: str
+) -> str:
     ours, theirs = (
         f"row({', '.join(f'{alias}.{sql.quoted(name)}' for name in columns)})::text"
         for alias in ("t", "s")
@@ -317,14 +324,12 @@ def _statement(relation: str, log: str, keys: tuple[str, ...], columns: tuple[st
         log=log,
         first_key=quoted[0],
         same_columns=f"{ours} = {theirs}",
+        own_hash=row_hash.format("t"),
+        server_hash=row_hash.format("s"),
         server_keys=values,
         same_key=" and ".join(f"t.{key} = s.{key}" for key in quoted),
         newest=snapshot.queries.newest.format(log=log, values=values),
     )
-
-
-def _compare(table: TrackedTable, columns: tuple[str, ...]) -> str:
-    return _statement(table.relation, table.log, table.key_columns, columns)
 
 
 @dataclass(frozen=True, slots=True)
