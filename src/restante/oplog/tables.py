@@ -2,18 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID, uuid4
 
 import msgspec
 
 from restante.database import sql
+from restante.database.partitions import PartitionedTable
 from restante.database.pool import Connection, Row
 from restante.errors import TooManyHosts
 from restante.oplog import positions, ulids
 from restante.oplog.positions import Position
 
 queries = sql.load("restante.oplog", "tables")
+
+# The log: a partition per tracked table, and below it one per range of arrival.  They are wide and
+# created well ahead: without one the application's own writes would fail, even while no server runs.
+OPS = PartitionedTable("ops", bound_of=datetime.isoformat, moment_of=datetime.fromisoformat)
+LOG_WIDTH = timedelta(days=30)
 
 State = Literal["tracked", "paused"]
 

@@ -1,0 +1,178 @@
+-- name: facts
+-- Everything that decides whether a relation can be tracked.  By its name, or else by the function that
+-- its triggers call: a table that was renamed is found so.
+select pg_class.oid::bigint as oid, nspname::text as schema_name, relname::text as table_name,
+       relkind::text as kind, relpersistence::text as persistence,
+       nspname = 'information_schema' or nspname ~ '^pg_' and relpersistence <> 't' as is_system,
+       case when relispartition then pg_partition_root(pg_class.oid)::regclass::text end as is_partition_of,
+       exists (
+           select from pg_inherits
+            where inhrelid = pg_class.oid and not relispartition
+               or inhparent = pg_class.oid and relkind <> 'p'
+       ) as inherits,
+       quote_ident(pg_get_userbyid(relowner)) as owner, quote_ident(current_user) as role,
+       pg_has_role(relowner, 'usage') as is_ours,
+       row_security_active(pg_class.oid) as hides_rows,
+       key.columns as key_columns, coalesce(key.numbers, '{}') as key_numbers,
+       coalesce(key.is_deferrable, false) as is_key_deferrable,
+       coalesce(key.counted, '{}') as counted_keys, coalesce(key.loose, '{}') as loose_keys,
+       array(
+           select indexrelid::regclass::text from pg_index
+            where indrelid = pg_class.oid and indisunique and not indisprimary
+            order by 1
+       ) as unique_indexes,
+       array(
+           select distinct confrelid::regclass::text from pg_constraint
+            where conrelid = pg_class.oid and contype = 'f' and confrelid <> pg_class.oid
+              and not exists (
+                  select from op_tables
+                    join pg_namespace target_schema on target_schema.nspname = op_tables.schema_name
+                    join pg_class target on target.relnamespace = target_schema.oid
+                                        and target.relname = op_tables.table_name
+                   where target.oid = confrelid
+              )
+            order by 1
+       ) as untracked_references,
+       array(
+           select attname::text from pg_attribute
+            where attrelid = pg_class.oid and attgenerated <> '' and not attisdropped
+            order by attnum
+       ) as generated_columns,
+       exists (select from pg_subscription_rel where srrelid = pg_class.oid) as is_subscribed,
+       not exists (
+           -- Only types whose hash function is certain; for others text is hashed.
+           select from pg_attribute
+             join pg_type on pg_type.oid = atttypid
+            where attrelid = pg_class.oid and attnum > 0 and not attisdropped
+              and not exists (
+                  select from pg_opclass
+                    join pg_am on pg_am.oid = opcmethod and amname = 'hash'
+                   where opcdefault
+                     and opcintype = any (
+                         array[atttypid, case when typcategory = 'E' then 'anyenum'::regtype
+                                              when pg_type.oid = any('{varchar,bpchar}'::regtype[])
+                                              then 'text'::regtype end])
+              )
+       ) as has_hash,
+       coalesce(op_shape(pg_class.oid), 0) as shape
+  from pg_class
+  join pg_namespace on pg_namespace.oid = relnamespace
+  left join lateral (
+      select array_agg(attname::text order by at) as columns,
+             array_agg(attnum order by at) as numbers,
+             bool_or(not indimmediate) as is_deferrable,
+             array_agg(attname::text order by at) filter (where attidentity <> '' or exists (
+                 select from pg_attrdef
+                   join pg_depend on classid = 'pg_attrdef'::regclass and objid = pg_attrdef.oid
+                                 and refclassid = 'pg_class'::regclass
+                   join pg_class sequence on sequence.oid = refobjid and sequence.relkind = 'S'
+                  where adrelid = attrelid and adnum = attnum
+             )) as counted,
+             array_agg(attname::text order by at) filter (where
+                 coalesce(nullif(typbasetype, 0), atttypid)::regtype::text
+                     in ('numeric', 'real', 'double precision')
+                 or typname = 'citext') as loose
+        from pg_index
+       cross join unnest(indkey) with ordinality as part (number, at)
+        join pg_attribute on attrelid = indrelid and attnum = number
+        join pg_type on pg_type.oid = atttypid
+       where indrelid = pg_class.oid and indisprimary and at <= indnkeyatts
+  ) as key on true
+ where nspname = $1 and relname = $2
+    or pg_class.oid = $3::oid;
+
+-- name: parsed_name
+-- As SQL reads it: in lower case, unless it is quoted.  Null if it is no name.
+select case when $1 ~ '^("([^"]|"")+"|[[:alpha:]_][[:alnum:]_$]*)(\s*\.\s*("([^"]|"")+"|[[:alpha:]_][[:alnum:]_$]*))*$'
+            then parse_ident($1) end;
+
+-- name: name_of
+select name from op_tables where name = $1 or (schema_name, table_name) = ($2, $3) order by name <> $1 limit 1;
+
+-- name: is_tracked
+select exists (select from op_tables where (schema_name, table_name) = ($1, $2));
+
+-- name: set_lock_timeout
+select set_config('lock_timeout', $1, true);
+
+-- name: add_table
+insert into op_tables (
+    name, schema_name, table_name, key_columns, key_numbers, key_map, shape, state, changed_at
+)
+values ($1, $2, $3, $4, $5, $6, $7, 'tracked', $8)
+returning id;
+
+-- name: mark_now
+-- All that was logged is gone, or was never logged: the marks are above everything up to now.
+with mark as (
+    select op_ulid(op_tick(1), right(replace(gen_random_uuid()::text, '-', ''), 16)) as ulid,
+           op_current_era() as era, pg_current_xact_id()::text::bigint as xid
+    offset 0
+)
+update op_tables
+   set floor = greatest(op_tables.floor, mark.ulid), floor_origin = $2
+  from mark
+ where id = $1
+returning op_tables.floor, mark.era, mark.xid;
+
+-- name: set_trimmed
+update op_tables set trimmed = greatest(trimmed, $2) where id = $1;
+
+-- name: set_state
+update op_tables set state = $2, changed_at = $3 where id = $1 and state <> $2 returning id;
+
+-- name: installed
+-- The key and the shape that the triggers were made for.
+select key_numbers, shape from op_tables where id = $1;
+
+-- name: set_shape
+update op_tables
+   set schema_name = $2, table_name = $3, key_columns = $4, key_numbers = $5, shape = $6
+ where id = $1;
+
+-- name: remove_table
+delete from op_tables where id = $1;
+
+-- name: forget_parked
+delete from op_parked where table_name = $1;
+
+-- name: forget_unsettled
+delete from op_unsettled where table_id = $1;
+
+-- name: forget_snapshots
+with deletes as (delete from op_snapshot_deletes where table_id = $1),
+     pins as (delete from op_pins where table_id = $1)
+delete from op_snapshots where table_id = $1;
+
+-- name: partitions
+-- The table itself, and its partitions at all levels, with the state of our triggers on each; and those
+-- tables that are no partitions any more.
+with tree as (
+    select relid from pg_partition_tree($1::oid::regclass)
+    union
+    select $1::oid::regclass
+)
+select format('%I.%I', nspname, relname) as relation,
+       tree.relid is not null as is_part,
+       coalesce(ours.total, 0) as triggers,
+       coalesce(ours.enabled, 0) as enabled
+  from tree
+  full join (
+      select tgrelid, count(*) as total, count(*) filter (where tgenabled = 'A') as enabled
+        from pg_trigger
+       where tgname = any($3::text[]) and not tgisinternal
+         and tgrelid in (select tgrelid from pg_trigger where tgfoid = to_regproc($2))
+       group by tgrelid
+  ) as ours on ours.tgrelid = tree.relid
+  join pg_class on pg_class.oid = coalesce(tree.relid, ours.tgrelid)
+  join pg_namespace on pg_namespace.oid = relnamespace
+ where relkind in ('r', 'p')
+ order by relkind = 'p' desc, 1;
+
+-- name: captured_relation
+-- The table that a capture function is used by: the largest unit of it.
+select coalesce(pg_partition_root(tgrelid)::oid, tgrelid)::bigint as oid
+  from pg_trigger
+ where tgfoid = to_regproc($1) and not tgisinternal
+ order by (select relkind from pg_class where pg_class.oid = tgrelid) = 'p' desc, tgrelid
+ limit 1;

@@ -1,0 +1,106 @@
+-- name: capture
+-- The body of the function of one table, with placeholders.  Its variables do not clash with columns of
+-- the table: those are always qualified, or one level deeper.
+<<capture>>
+declare
+    arrived constant timestamptz := clock_timestamp();
+    era bigint;
+    xid bigint;
+    total bigint;
+    shape bigint;
+    host integer;
+    ops integer;
+    first_tick bigint;
+    tail text;
+    ulids uuid[];
+    keys bigint[];
+    old_keys bigint[];
+    old_hashes bigint[];
+    is_plain boolean;
+    statement text;
+begin
+    if current_setting('restante.applying', true) = 'on' then
+        return null;
+    end if;
+    if tg_op = 'DELETE' then
+        select (select count(*) from old_rows), (
+            select bit_xor(hashtextextended(attname::text, atttypid::bigint)) from pg_attribute
+             where attrelid = tg_relid and attnum > 0 and not attisdropped), (select host_id from restante.op_node)
+          into total, shape, host;
+    else
+        select (select count(*) from new_rows), (
+            select bit_xor(hashtextextended(attname::text, atttypid::bigint)) from pg_attribute
+             where attrelid = tg_relid and attnum > 0 and not attisdropped), (select host_id from restante.op_node)
+          into total, shape, host;
+    end if;
+    if total = 0 then
+        return null;
+    end if;
+    era := restante.op_current_era();
+    xid := pg_current_xact_id()::text::bigint;
+    ops := (total + ${batch_less_1}) / ${batch};
+    tail := right(replace(gen_random_uuid()::text, '-', ''), 16);
+    -- A trigger that fired before this one may have changed the same rows again.
+    is_plain := shape = ${shape} and total <= ${max_fast} and
+        coalesce(nullif(current_setting('restante.nested_${id}', true), ''), '0')::integer
+            <= pg_trigger_depth();
+    if pg_trigger_depth() > 1 then
+        perform set_config('restante.nested_${id}', greatest(pg_trigger_depth(),
+            nullif(current_setting('restante.nested_${id}', true), '')::integer)::text, true);
+    end if;
+    if is_plain and tg_op = 'UPDATE' then
+        -- Both tables list the rows in the same order; if that ever changes, or if a key was changed,
+        -- the comparison notices.
+        select array_agg(hashtextextended(${new_key}, 0)) into keys from new_rows as n;
+        select array_agg(hashtextextended(${old_key}, 0)), array_agg(${old_hash})
+          into old_keys, old_hashes from old_rows as o;
+        is_plain := keys = old_keys;
+    elsif is_plain and tg_op = 'DELETE' then
+        -- A MERGE, or a WITH, may have inserted the same key after it was deleted.
+        is_plain := not exists (
+            select from restante.ops_${id} as logged
+             where (logged.era, logged.xid) = (capture.era, capture.xid)
+               and logged.action = 'c'
+        );
+    end if;
+    if not is_plain then
+        first_tick := restante.op_tick(3 * ops);
+        foreach statement in array restante.op_capture_statements(${id}, tg_relid, tg_op) loop
+            execute statement using arrived, era, xid, first_tick, tail, host, ops;
+        end loop;
+        return null;
+    end if;
+    first_tick := restante.op_tick(ops);
+    if ops = 1 then
+        ulids := array[restante.op_ulid(first_tick, tail)];
+    else
+        ulids := array(select restante.op_ulid(first_tick + at, tail) from generate_series(0, ops - 1) as at);
+    end if;
+    if tg_op = 'INSERT' then
+        insert into restante.ops_${id} (
+            table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, old_hash, key, data
+        )
+        select ${id}, arrived, era, xid, ulids[1 + (i - 1) / ${batch}], (i - 1) % ${batch}, host, 'c', hashtextextended(k, 0), null, k, d
+          from (
+            select row_number() over () as i, ${new_key} as k, row_to_json(n.*) as d from new_rows as n
+          ) as changes;
+    elsif tg_op = 'UPDATE' then
+        insert into restante.ops_${id} (
+            table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, old_hash, key, data
+        )
+        select ${id}, arrived, era, xid, ulids[1 + (i - 1) / ${batch}], (i - 1) % ${batch}, host, 'u', keys[i], old_hashes[i], k, d
+          from (
+            select row_number() over () as i, ${new_key} as k, row_to_json(n.*) as d from new_rows as n
+          ) as changes;
+    else
+        insert into restante.ops_${id} (
+            table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, old_hash, key, data
+        )
+        select ${id}, arrived, era, xid, ulids[1 + (i - 1) / ${batch}], (i - 1) % ${batch}, host, 'd', hashtextextended(k, 0), h, k, d
+          from (
+            select row_number() over () as i, ${old_key} as k, ${old_key_object} as d, ${old_hash} as h
+              from old_rows as o
+          ) as changes;
+    end if;
+    return null;
+end
