@@ -79,7 +79,8 @@ async def _refresh_part(tx: Tx, table: TrackedTable, part: Part) -> list[Finding
         await relations.execute(tx, triggers.removal(part.relation))
         sentence = (
             f"{part.relation} is no partition of the table any more, and peers still have its "
-            "records. Run `restante oplog pause` and `restante oplog resume`: then they take a snapshot."
+            "records. Run `restante oplog pause` and `restante oplog resume`: then they take a "
+            "snapshot."
         )
         return [Finding(table.name, sentence)]
     if part.triggers or table.state == "paused":
@@ -115,8 +116,8 @@ async def _problem(connection: Connection, table: TrackedTable, facts: Facts) ->
         return None
     return (
         f"Triggers of the op log on {_some(silent)} are missing or disabled, so changes may "
-        "have been missed. Run `restante oplog pause` and `restante oplog resume`: then peers take a "
-        "snapshot."
+        "have been missed. Run `restante oplog pause` and `restante oplog resume`: then peers take "
+        "a snapshot."
     )
 
 

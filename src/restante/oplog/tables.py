@@ -17,8 +17,8 @@ from restante.oplog.positions import Position
 
 queries = sql.load("restante.oplog", "tables")
 
-# The log: a partition per tracked table, and below it one per range of arrival.  They are wide and
-# created well ahead: without one the application's own writes would fail, even while no server runs.
+# The log: a partition per tracked table, and below it one per range of arrival.  They are wide,
+# and created well ahead: without one the application's own writes would fail, server or not.
 OPS = PartitionedTable("ops", bound_of=datetime.isoformat, moment_of=datetime.fromisoformat)
 LOG_WIDTH = timedelta(days=30)
 

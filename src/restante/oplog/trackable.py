@@ -81,8 +81,8 @@ def _wrong_relation(facts: Facts) -> str | None:
         return f"{name} is a partition: track {facts.is_partition_of}, with all its partitions."
     if facts.inherits:
         return (
-            f"{name} inherits from a table, or others inherit from it, so some of its changes would "
-            "be missed. Use partitions instead."
+            f"{name} inherits from a table, or others inherit from it, so some of its changes "
+            "would be missed. Use partitions instead."
         )
     return None
 
@@ -97,7 +97,8 @@ def _wrong_rights(facts: Facts) -> str | None:
     if facts.hides_rows:
         return (
             f"Row-level security of {name} applies to {facts.role}, so rows would be hidden. "
-            f"Run ALTER ROLE {facts.role} BYPASSRLS, or ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY."
+            f"Run ALTER ROLE {facts.role} BYPASSRLS, "
+            f"or ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY."
         )
     return None
 
@@ -111,8 +112,8 @@ def _wrong_key(facts: Facts, *, forced: bool) -> str | None:
         )
     if facts.is_key_deferrable:
         return (
-            f"The primary key of {name} is deferrable, and records cannot be inserted by such a key. "
-            "Create it again as NOT DEFERRABLE."
+            f"The primary key of {name} is deferrable, and such a key cannot be used to insert "
+            "records. Create it again as NOT DEFERRABLE."
         )
     if facts.counted_keys and not forced:
         return (
@@ -128,24 +129,24 @@ def warnings(facts: Facts) -> list[str]:
     found: list[str] = []
     if facts.counted_keys:
         found.append(
-            f"The key comes from a sequence ({', '.join(facts.counted_keys)}): each node needs numbers "
-            "of its own, or records are lost."
+            f"The key comes from a sequence ({', '.join(facts.counted_keys)}): each node needs "
+            "numbers of its own, or records are lost."
         )
     if facts.unique_indexes:
         found.append(
-            f"It has other unique keys ({', '.join(facts.unique_indexes)}): if two nodes use the same "
-            "value, the later change is parked until one of them is changed."
+            f"It has other unique keys ({', '.join(facts.unique_indexes)}): if two nodes use the "
+            "same value, the later change is parked until one of them is changed."
         )
     if facts.untracked_references:
         found.append(
             "It refers to tables that are not tracked "
-            f"({', '.join(facts.untracked_references)}): a record whose referenced record is missing "
-            "on a peer is parked there. Track them too."
+            f"({', '.join(facts.untracked_references)}): a record whose referenced record is "
+            "missing on a peer is parked there. Track them too."
         )
     if facts.generated_columns:
         found.append(
-            f"Its generated columns ({', '.join(facts.generated_columns)}) are computed on each node, "
-            "not copied."
+            f"Its generated columns ({', '.join(facts.generated_columns)}) are computed on each "
+            "node, not copied."
         )
     if facts.loose_keys:
         found.append(
@@ -154,8 +155,8 @@ def warnings(facts: Facts) -> list[str]:
         )
     if facts.is_subscribed:
         found.append(
-            "It is filled by a subscription, whose changes fire no statement triggers: they are not "
-            "captured."
+            "It is filled by a subscription, whose changes fire no statement triggers: they are "
+            "not captured."
         )
     return found
 
