@@ -13,6 +13,7 @@ from restante.cli import (
     inbox,
     migrate,
     notify,
+    oplog,
     send,
     serve,
     status,
@@ -37,7 +38,7 @@ app = App(
 )
 _GROUPS = {
     Group("Receive and send", sort_key=0): (connect, send, notify, inbox),
-    Group("Run a server", sort_key=1): (serve, status, uploads, sweep, migrate),
+    Group("Run a server", sort_key=1): (serve, status, uploads, oplog, sweep, migrate),
     Group("Other", sort_key=2): (completion,),
 }
 for group, commands in _GROUPS.items():

@@ -41,7 +41,8 @@ async def track(db: Database, wanted: Wanted, *, host: str | None, now: datetime
     """
     Log every change of a table from now on.
 
-    Records that it has already reach peers by a snapshot.  `host` is the name of this node; None
+    Records that it has already reach peers by a snapshot, and those of peers that we follow come
+    the same way.  `host` is the name of this node; None
     keeps the one it has.  Raises TableUntrackable with the reason and the way out, TableNotTracked
     if there is no such table, and TableBusy if it cannot be locked.
     """
@@ -63,6 +64,7 @@ async def track(db: Database, wanted: Wanted, *, host: str | None, now: datetime
         table = await tables.find(tx, wire_name)
         assert table is not None  # noqa: S101 - it was added above
         _check_key_map(table)
+        await relations.want_snapshots(tx, table, now=now)
     return Started(table, trackable.warnings(facts))
 
 

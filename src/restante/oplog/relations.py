@@ -179,6 +179,11 @@ async def mark_now(tx: Tx, table_id: int, host: str) -> None:
     await tx.execute(queries.set_trimmed, table_id, str(position))
 
 
+async def want_snapshots(tx: Tx, table: TrackedTable, *, now: datetime) -> None:
+    """Take the table from every peer whose log was read before the table was tracked."""
+    await tx.execute(queries.want_snapshots, table.id, table.name, now)
+
+
 async def installed(connection: Connection, table: TrackedTable) -> tuple[Sequence[int], int]:
     """The columns of the key by number, and the shape, for which the triggers were made."""
     row = await connection.fetchrow(queries.installed, table.id)

@@ -140,9 +140,16 @@ delete from op_parked where table_name = $1;
 delete from op_unsettled where table_id = $1;
 
 -- name: forget_snapshots
-with deletes as (delete from op_snapshot_deletes where table_id = $1),
-     pins as (delete from op_pins where table_id = $1)
+with pins as (delete from op_pins where table_id = $1)
 delete from op_snapshots where table_id = $1;
+
+-- name: want_snapshots
+-- From the peers whose logs we have read already: their ops of this table were refused then.
+insert into op_snapshots (peer_id, table_id, phase, is_for_gap, started_at, progressed_at)
+select op_peers.id, $1, 'new', false, $3, $3
+  from op_peers
+ where protocol = 'restante' and cursor <> '' and (tables is null or $2 = any(tables))
+    on conflict do nothing;
 
 -- name: partitions
 -- The table itself, and its partitions at all levels, with the state of our triggers on each; and those

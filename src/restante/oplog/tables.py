@@ -87,6 +87,11 @@ async def find(connection: Connection, name: str) -> TrackedTable | None:
     return _table(row) if row else None
 
 
+async def log_sizes(connection: Connection) -> dict[int, int]:
+    """The bytes of each table's log on disk, by the table's number."""
+    return {row["id"]: row["bytes"] for row in await connection.fetch(queries.log_sizes)}
+
+
 def _table(row: Row) -> TrackedTable:
     details = zip(
         row["column_names"],

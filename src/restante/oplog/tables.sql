@@ -37,3 +37,9 @@ select id from op_hosts where host = $1;
 insert into op_hosts (host)
 select $1 where (select count(*) from op_hosts) < $2
     on conflict do nothing;
+
+-- name: log_sizes
+select op_tables.id, coalesce(sum(pg_total_relation_size(relid)), 0)::bigint as bytes
+  from op_tables
+  left join lateral pg_partition_tree(to_regclass('ops_' || op_tables.id)) on true
+ group by op_tables.id;

@@ -70,6 +70,11 @@ def _wrong_relation(facts: Facts) -> str | None:
         return (
             f"{name} belongs to Postgres or to Restante itself; only your own tables are tracked."
         )
+    return _wrong_storage(facts)
+
+
+def _wrong_storage(facts: Facts) -> str | None:
+    name = facts.shown
     if facts.persistence == "t":
         return f"{name} is a temporary table, which ends with its session."
     if facts.persistence == "u":

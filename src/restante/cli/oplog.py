@@ -1,0 +1,244 @@
+"""`restante oplog`: track tables, so that other nodes get their changes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import App, Group, Parameter
+
+from restante.cli import oplog_status, oplog_verify
+from restante.cli.flags import DATABASE, flags_for, operator_for, settings_from
+from restante.cli.output import json_text, shown_bytes
+from restante.errors import BadRequest
+from restante.text import printable
+from restante.wire.oplog_tables import TrackedTableView
+
+if TYPE_CHECKING:
+    from restante.database.pool import Database
+
+    OplogFlags = Any
+else:
+    OplogFlags = flags_for("OplogFlags", (*DATABASE, "self_url"))
+
+Result = TypeVar("Result")
+TableName = Annotated[str, Parameter(help="The table, or schema.table; quoted as in SQL.")]
+TrackedName = Annotated[str, Parameter(help="The table, or the name that peers use.")]
+AsJson = Annotated[bool, Parameter(help="Print JSON.", negative=(), show_default=False)]
+Flags = Annotated[OplogFlags | None, Parameter(name="*")]
+
+
+def register(app: App, group: Group) -> None:
+    """Add the commands."""
+    about = (
+        "Keep tables on several nodes in step.\n\n"
+        "Changes of tracked tables are logged, and nodes exchange their logs.\n\n"
+        "Example: restante oplog track articles"
+    )
+    oplog = App(name="oplog", group=group, help=about)
+    oplog.command(track)
+    oplog.command(untrack)
+    oplog.command(tables_, name="tables")
+    oplog.command(pause)
+    oplog.command(resume)
+    for commands in (oplog_status, oplog_verify):
+        commands.register(oplog)
+    app.command(oplog)
+
+
+def track(
+    table: TableName,
+    /,
+    *,
+    name: Annotated[str | None, Parameter(name="--as")] = None,
+    key_map: Annotated[list[str] | None, Parameter(negative=())] = None,
+    force: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    json: AsJson = False,
+    flags: Flags = None,
+) -> None:
+    """
+    Log every change of a table from now on.
+
+    The table needs a primary key. Records that it has already reach peers by a snapshot. Writers
+    wait while the triggers are created.
+
+    Example: restante oplog track articles
+
+    Parameters
+    ----------
+    name
+        What peers call the table. [default: its name, with the schema unless that is public]
+    key_map
+        What a peer of the older protocol calls a column: name_in_json=column. Repeatable.
+    force
+        Track it although its keys come from a sequence: each node must have numbers of its own.
+    """
+    from restante.oplog import capture
+
+    wanted = capture.Wanted(table, name, _key_map(key_map or ()), forced=force)
+
+    async def start(db: "Database", host: str | None, now: datetime) -> TrackedTableView:
+        started = await capture.track(db, wanted, host=host, now=now)
+        return await _view(db, started.table.name, started.warnings)
+
+    view = _run(flags, start)
+    if json:
+        print(json_text(view, indent=2))
+        return
+    print(f"Changes of {printable(view.table)} are logged; peers call it {printable(view.name)}.")
+    if view.floor:
+        print("The records that it has now reach peers by a snapshot.")
+    for warning in view.warnings:
+        print(f"Note: {printable(warning)}")
+
+
+def untrack(table: TrackedName, /, *, json: AsJson = False, flags: Flags = None) -> None:
+    """
+    Log no more changes of a table, and drop its log.
+
+    The table and its records stay. Peers keep theirs, and hear nothing more of it.
+
+    Example: restante oplog untrack articles
+    """
+    from restante.oplog import capture
+
+    ended = _run(flags, lambda db, _host, _now: capture.untrack(db, table))
+    if json:
+        print(json_text({"name": ended.name}, indent=2))
+    else:
+        print(f"{printable(ended.name)} is not tracked any more; its log is dropped.")
+
+
+def tables_(*, json: AsJson = False, flags: Flags = None) -> None:
+    """
+    List the tracked tables, and what is wrong with the capture of their changes.
+
+    Example: restante oplog tables
+    """
+    views = _run(flags, lambda db, _host, _now: _views(db))
+    if json:
+        print(json_text({"tables": views}, indent=2))
+    elif not views:
+        print("No table is tracked. Start with `restante oplog track TABLE`.")
+    else:
+        _print_tables(views)
+
+
+def pause(table: TrackedName, /, *, json: AsJson = False, flags: Flags = None) -> None:
+    """
+    Log no changes of a table until `resume`, for a bulk load or a TRUNCATE.
+
+    Example: restante oplog pause articles
+    """
+    from restante.oplog import capture
+
+    async def stop(db: "Database", _host: str | None, now: datetime) -> TrackedTableView:
+        return await _view(db, (await capture.pause(db, table, now=now)).name)
+
+    view = _run(flags, stop)
+    if json:
+        print(json_text(view, indent=2))
+    else:
+        print(
+            f"Changes of {printable(view.name)} are not logged until "
+            f"`restante oplog resume {printable(view.name)}`."
+        )
+
+
+def resume(table: TrackedName, /, *, json: AsJson = False, flags: Flags = None) -> None:
+    """
+    Log changes of a paused table again.
+
+    What was logged before the pause is dropped, and peers take a snapshot.
+
+    Example: restante oplog resume articles
+    """
+    from restante.oplog import capture
+
+    async def start(db: "Database", host: str | None, now: datetime) -> TrackedTableView:
+        return await _view(db, (await capture.resume(db, table, host=host, now=now)).name)
+
+    view = _run(flags, start)
+    if json:
+        print(json_text(view, indent=2))
+    else:
+        print(f"Changes of {printable(view.name)} are logged again; peers take a snapshot of it.")
+
+
+def _run(
+    flags: Any, action: "Callable[[Database, str | None, datetime], Awaitable[Result]]"
+) -> Result:
+    """Run it with the database, the name of this node if one is set, and the time."""
+
+    async def run() -> Result:
+        from restante.oplog.peers import normalised
+
+        url = settings_from(flags).self_url
+        host = normalised(url) if url else None
+        async with operator_for(flags) as operator:
+            return await action(operator.db, host, datetime.now(UTC))
+
+    return asyncio.run(run())
+
+
+def _key_map(pairs: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, column = pair.partition("=")
+        if not (separator and name and column) or name in found:
+            raise BadRequest(f"{printable(pair)} is not name_in_json=column, or is given twice.")
+        found[name] = column
+    return found
+
+
+async def _view(db: "Database", name: str, warnings: Sequence[str] = ()) -> TrackedTableView:
+    from msgspec.structs import replace
+
+    (view,) = [view for view in await _views(db) if view.name == name]
+    return replace(view, warnings=list(warnings))
+
+
+async def _views(db: "Database") -> list[TrackedTableView]:
+    from restante.oplog import schema_changes, tables, ulids
+
+    async with db.connection() as connection:
+        tracked = await tables.all_tables(connection)
+        problems = {one.table: one.sentence for one in await schema_changes.problems(connection)}
+        sizes = await tables.log_sizes(connection)
+    return [
+        TrackedTableView(
+            table.name,
+            f"{table.schema_name}.{table.table_name}",
+            list(table.key_columns),
+            table.state,
+            dict(table.key_map),
+            sizes.get(table.id, 0),
+            ulids.text_of(table.floor) if table.floor != ulids.LOWEST else None,
+            ulids.moment_of(table.floor) if table.floor != ulids.LOWEST else None,
+            problems.get(table.name),
+        )
+        for table in tracked
+    ]
+
+
+def _print_tables(views: Sequence[TrackedTableView]) -> None:
+    head = ("name", "table", "key", "state", "log", "floor (UTC)")
+    rows = [head, *(_row(view) for view in views)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+    for view in views:
+        if view.problem:
+            print(f"Problem with {printable(view.name)}: {printable(view.problem)}")
+
+
+def _row(view: TrackedTableView) -> Sequence[str]:
+    return (
+        printable(view.name),
+        printable(view.table),
+        printable(", ".join(view.key)),
+        view.state,
+        shown_bytes(view.log_bytes),
+        f"{view.floor_at:%Y-%m-%d %H:%M:%S}" if view.floor_at else "-",
+    )
