@@ -76,7 +76,9 @@ async def member(cluster: str, data_dir: Path, **settings: Any) -> AsyncIterator
 
 
 @asynccontextmanager
-async def mesh(cluster: str, data_dir: Path, count: int, **settings: Any) -> AsyncIterator[list[Member]]:
+async def mesh(
+    cluster: str, data_dir: Path, count: int, **settings: Any
+) -> AsyncIterator[list[Member]]:
     """Nodes with an empty tracked table `notes`, started, that do not know each other yet."""
     async with AsyncExitStack() as stack:
         nodes: list[Member] = []
@@ -147,7 +149,8 @@ async def capture(sql: Any, table: str, key: str = "id") -> None:
             if tg_op = 'DELETE' then
                 r := old; a := 'd'; d := json_build_object('{key}', r.{key});
             else
-                r := new; a := case tg_op when 'INSERT' then 'c' else 'u' end; d := row_to_json(new);
+                r := new; d := row_to_json(new);
+                a := case tg_op when 'INSERT' then 'c' else 'u' end;
             end if;
             if tg_op <> 'INSERT' then old_row := hashtextextended(old::text, 0); end if;
             insert into restante.ops (table_id, arrived_at, era, xid, ulid, n, origin, action,

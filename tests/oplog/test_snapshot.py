@@ -1,4 +1,4 @@
-"""A snapshot makes a table equal to a peer's, whatever happens in between, and says what it lost."""
+"""A snapshot makes a table equal to a peer's, whatever happens meanwhile, and says what it lost."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -79,8 +79,8 @@ class Node:
 
     async def head(self) -> Position:
         row = await self.sql.fetchrow(
-            "select era, xid, ulid, n from restante.ops order by era desc, xid desc, ulid desc, n desc"
-            " limit 1"
+            "select era, xid, ulid, n from restante.ops"
+            " order by era desc, xid desc, ulid desc, n desc limit 1"
         )
         return Position(*row)
 
@@ -170,7 +170,8 @@ async def take(server: Node, taker: Node, *before: Hook) -> Direct:
 
 async def conflicts(node: Node) -> list[Any]:
     rows = await node.sql.fetch(
-        "select key, reason, kept ->> 'body', lost ->> 'body' from restante.op_conflicts order by id"
+        "select key, reason, kept ->> 'body', lost ->> 'body'"
+        " from restante.op_conflicts order by id"
     )
     return [tuple(row) for row in rows]
 
@@ -219,7 +220,9 @@ async def test_the_floor_of_the_server_is_adopted_and_the_clock_is_above_it(
     """Else a change here could be older than one that the server has forgotten."""
     server, taker = nodes
     await server.sql.execute("insert into notes values ('a', 'x')")
-    await server.sql.execute("select restante.op_tick(1, (extract(epoch from now()) * 1000 + 60000)::bigint << 15)")
+    await server.sql.execute(
+        "select restante.op_tick(1, (extract(epoch from now()) * 1000 + 60000)::bigint << 15)"
+    )
     await server.sql.execute("update notes set body = 'y'")
     await server.drop_log()
 
@@ -292,7 +295,9 @@ async def test_an_unsent_change_of_what_the_server_still_has_is_issued_again(
 
     assert [row[:2] for row in await taker.rows()] == [("a", "unsent"), ("b", "later")]
     assert (await taker.log("a"))[-1] == ("u", TAKER, False)
-    newest = await taker.sql.fetchval("select max(ulid::text)::uuid from restante.ops where key = '[\"a\"]'")
+    newest = await taker.sql.fetchval(
+        "select max(ulid::text)::uuid from restante.ops where key = '[\"a\"]'"
+    )
     assert newest > (await server.table()).floor
 
 
@@ -327,7 +332,9 @@ async def test_it_goes_on_page_by_page_while_both_sides_write(
     )
     await server.drop_log()
     await server.sql.execute("delete from notes where id between '010' and '030'")
-    await taker.sql.execute("insert into notes select 't' || n, 'x' from generate_series(1, 20) as n")
+    await taker.sql.execute(
+        "insert into notes select 't' || n, 'x' from generate_series(1, 20) as n"
+    )
     await taker.drop_log()
     number = 0
 
@@ -405,9 +412,9 @@ async def test_a_server_that_cannot_go_on_says_so(nodes: tuple[Node, Node], chan
     asker = await server.peer()
     began = await snapshot.begin(server.db, asker, wire.SnapshotRequest("notes"), now=clock())
     await server.sql.execute(change)
+    request = wire.SnapshotPageRequest("notes", began.start, "records")
 
     with pytest.raises(SnapshotGone):
-        request = wire.SnapshotPageRequest("notes", began.start, "records")
         await snapshot.page(server.db, asker, request, now=clock())
 
 
@@ -417,7 +424,9 @@ async def test_each_page_renews_the_pins_of_all_tables(nodes: tuple[Node, Node])
     asker, now = await server.peer(), clock()
     began = await snapshot.begin(server.db, asker, wire.SnapshotRequest("notes"), now=now)
     await server.sql.execute(
-        "insert into restante.op_pins values ($1, 999, 'x', $2)", asker.id, now + timedelta(seconds=9)
+        "insert into restante.op_pins values ($1, 999, 'x', $2)",
+        asker.id,
+        now + timedelta(seconds=9),
     )
 
     request = wire.SnapshotPageRequest("notes", began.start, "records")

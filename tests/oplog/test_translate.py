@@ -30,7 +30,7 @@ KEY_MAP = {"results": "transcode_results"}
 
 
 def from_peer(record: bytes, columns: tuple[Column, ...] = COLUMNS) -> bytes:
-    return bytes(translate.record_from_peer(Raw(record), columns, KEY_MAP))
+    return bytes(translate.record_from_peer(Raw(record), columns, ["id"], KEY_MAP))
 
 
 def test_json_names_become_columns_and_the_values_stay_as_they_are():
@@ -91,9 +91,20 @@ def test_zero_values_by_type(kind: str, nullable: bool, zero: bytes | None):
 
 def test_a_delete_names_its_key_in_the_words_of_the_peer():
     """The peer sends a whole record; the key is enough."""
-    found = translate.key_from_peer(Raw(b'{"name":"a","size":3}'), ["id"], {"name": "id"})
+    found = translate.key_from_peer(Raw(b'{"name":"a","size":3}'), COLUMNS, ["id"], {"name": "id"})
 
     assert bytes(found) == b'{"id":"a"}'
+
+
+def test_a_part_of_a_key_may_be_zero_but_not_all_of_it():
+    """A record without a key is refused later; an invented one would hit somebody else's."""
+    keys = ["id", "size"]
+
+    partly = translate.key_from_peer(Raw(b'{"id":"a"}'), COLUMNS, keys, {})
+    nothing = translate.key_from_peer(Raw(b'{"is_ready":true}'), COLUMNS, keys, {})
+
+    assert bytes(partly) == b'{"id":"a","size":0}'
+    assert bytes(nothing) == b"{}"
 
 
 @pytest.mark.parametrize("record", [b"[]", b"7", b'"x"', b"null", b"{"])
@@ -111,7 +122,7 @@ def test_digits_and_texts_survive_both_ways(number: int, text: str):
     record = b'{"N":' + digits + b',"T":' + msgspec.json.encode(text) + b"}"
     key_map = {"N": "n", "T": "t"}
 
-    ours = translate.record_from_peer(Raw(record), columns, key_map)
+    ours = translate.record_from_peer(Raw(record), columns, ["n"], key_map)
 
     assert translate.decoded(ours)["n"] == Raw(digits)
     assert bytes(translate.record_to_peer(ours, key_map)) == record

@@ -56,7 +56,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class _State:
+class State:
     """What is known of a peer between two pages, and may be forgotten."""
 
     failures: int = 0
@@ -76,7 +76,7 @@ class Follower:
 
     async def follow(self, host: str) -> None:
         """Pull from a peer until it is removed."""
-        state = _State()
+        state = State()
         while True:
             async with self.db.connection() as connection:
                 peer = await peers.find(connection, host)
@@ -85,7 +85,7 @@ class Follower:
             pause_seconds = await self._tried(peer, state)
             await asyncio.sleep(pause_seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
 
-    async def _tried(self, peer: Peer, state: _State) -> float:
+    async def _tried(self, peer: Peer, state: State) -> float:
         """Do the next thing; returns how long to pause."""
         try:
             pause_seconds = await self.advance(peer, state)
@@ -105,7 +105,7 @@ class Follower:
         longest = self.pace.first_backoff_seconds * 2 ** min(state.failures - 1, 20)
         return min(longest, self.pace.max_backoff_seconds)
 
-    async def advance(self, peer: Peer, state: _State) -> float:
+    async def advance(self, peer: Peer, state: State) -> float:
         """Take a page of a snapshot, or of the log; returns how long to pause."""
         if await self.taker.advance(peer):
             return 0
@@ -135,7 +135,7 @@ class Follower:
         peer: Peer,
         cursor: Cursor,
         here: Sequence[TrackedTable],
-        state: _State,
+        state: State,
     ) -> Ask:
         head = await oplog.head(connection, await oplog.horizon(connection))
         floor = max((table.floor for table in here), default=ulids.LOWEST)
@@ -177,7 +177,7 @@ class Follower:
         return True
 
     async def _take(
-        self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page, state: _State
+        self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page, state: State
     ) -> float:
         if page.unreadable:
             log.warning("ops_unreadable", peer=peer.host, ops=page.unreadable)
@@ -217,7 +217,7 @@ class Follower:
         return 0 if page.ops or peer.protocol == "restante" else _LEAST_SECONDS
 
     async def _take_by_ulid(
-        self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page, state: _State
+        self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page, state: State
     ) -> float:
         """A page of a peer of the older protocol; what it says of a gap is staged with it."""
         now = self.clock()
@@ -284,13 +284,12 @@ def _translated(op: Op, table: TrackedTable | None) -> Op:
     """With our column names; a record that is none is refused later, as it came."""
     if table is None:
         return op
+    is_delete = op.action == "delete"
+    translated = translate.key_from_peer if is_delete else translate.record_from_peer
     data = list(op.data)
     for n, record in enumerate(op.data):
         try:
-            if op.action == "delete":
-                data[n] = translate.key_from_peer(record, table.key_columns, table.key_map)
-            else:
-                data[n] = translate.record_from_peer(record, table.columns, table.key_map)
+            data[n] = translated(record, table.columns, table.key_columns, table.key_map)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return msgspec.structs.replace(op, data=data)

@@ -37,16 +37,20 @@ def decoded(record: Raw | bytes) -> Record:
     return _DECODER.decode(record)
 
 
-def record_from_peer(record: Raw, columns: Iterable[Column], key_map: Mapping[str, str]) -> Raw:
+def record_from_peer(
+    record: Raw, columns: Iterable[Column], key_columns: Collection[str], key_map: Mapping[str, str]
+) -> Raw:
     """
     A whole record with our column names; raises msgspec's DecodeError if it is no JSON object.
 
     An omitted key is the zero value of the peer's language.  Keys that are no column are dropped.
+    A record without any part of its primary key stays without one.
     """
     sent, names = decoded(record), json_names(key_map)
+    has_key = any(names.get(name, name) in sent for name in key_columns)
     found = Record()
     for column in columns:
-        if column.is_generated:
+        if column.is_generated or (column.name in key_columns and not has_key):
             continue
         value = sent.get(names.get(column.name, column.name))
         if value is None or (not column.is_nullable and bytes(value) == _NULL):
@@ -56,13 +60,12 @@ def record_from_peer(record: Raw, columns: Iterable[Column], key_map: Mapping[st
     return Raw(msgspec.json.encode(found))
 
 
-def key_from_peer(record: Raw, key_columns: Collection[str], key_map: Mapping[str, str]) -> Raw:
+def key_from_peer(
+    record: Raw, columns: Iterable[Column], key_columns: Collection[str], key_map: Mapping[str, str]
+) -> Raw:
     """The primary key of a record to delete; raises as `record_from_peer` does."""
-    sent, names = decoded(record), json_names(key_map)
-    found = {
-        name: sent[names.get(name, name)] for name in key_columns if names.get(name, name) in sent
-    }
-    return Raw(msgspec.json.encode(found))
+    keys = [column for column in columns if column.name in key_columns]
+    return record_from_peer(record, keys, key_columns, key_map)
 
 
 def record_to_peer(record: Raw, key_map: Mapping[str, str]) -> Raw:
