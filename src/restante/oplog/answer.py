@@ -67,7 +67,7 @@ class PageAnswer(Response):
         ask, db = self._request.ask, self._node.db
         if reader.peer is not None:
             self._node.rates.check(reader.peer)
-        self.headers.update(await self._headers(reader, page))
+        self.headers.update(await self._answer_headers(reader, page))
         await serve.note_served(db, reader, page, is_ours=ask.is_ours)
         encoder = PageEncoder(page.tables, is_ours=ask.is_ours)
         piece = await self._encoded(encoder, page, page.records)
@@ -141,7 +141,7 @@ class PageAnswer(Response):
         await send({"type": "http.response.body", "body": bytes(view[end:]), "more_body": more})
         await turns.resume()
 
-    async def _headers(self, reader: Reader, page: Page) -> dict[str, str]:
+    async def _answer_headers(self, reader: Reader, page: Page) -> dict[str, str]:
         headers = {"Cache-Control": "no-store", wire.OPLOG_VERSION: "1"}
         if page.scanned.ulid != ulids.LOWEST:
             headers[wire.LAST_SCANNED_ULID] = ulids.text_of(page.scanned.ulid)

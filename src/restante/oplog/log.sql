@@ -24,10 +24,10 @@ select id, name, key_map, floor, trimmed, taken_snapshot from op_tables order by
 
 -- name: window
 -- The next records, with their data as long as all of them together fit into $8 bytes, and the first
--- one that does not.  What may be compressed is measured; a short value is not.
+-- one that does not.  Only what is compressed must be read to know its size.
 with looked_at as (
     select table_id, era, xid, ulid, n, origin, action, approximate, data,
-           case when pg_column_size(data) < 1000 then pg_column_size(data)
+           case when pg_column_compression(data) is null then pg_column_size(data)
                 else octet_length(data::text) end as size
       from ops
      where table_id in (visible)
@@ -69,7 +69,7 @@ select era, xid, ulid, n
 -- because some readers know nothing finer.  One record more is looked at, to see where a ULID ends.
 with looked_at as (
     select era, xid, ulid, n, table_id, origin, action, approximate,
-           case when pg_column_size(data) < 1000 then pg_column_size(data)
+           case when pg_column_compression(data) is null then pg_column_size(data)
                 else octet_length(data::text) end as size
       from ops
      where table_id in (visible)

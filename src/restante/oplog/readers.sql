@@ -10,7 +10,7 @@ with locked as (
      where id = $1
        and (confirmed <> least(served, $2)
             or confirmed_at is null
-            or confirmed_at < $3 - interval '5 seconds'
+            or confirmed_at < $3::timestamptz - interval '5 seconds'
             or peer_head <> $4)
        for no key update skip locked
 )
