@@ -60,6 +60,11 @@ class Ledger:
         if old is not None and new is not None and self[new].version > self[old].version:
             self._overwritten_by[old].add(new)
 
+    def merge(self, old: int | None, new: int | None) -> None:
+        """Both have left the same record, or none: who loses the new one has lost the old one."""
+        if old is not None and new is not None and old != new:
+            self._overwritten_by[old].add(new)
+
     def winner(self, key: str) -> Change | None:
         """The newest change of the key whose loss nothing explains."""
         excused = self._excused()

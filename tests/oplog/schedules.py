@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from oplog.model import KEYS, Entry, Laws, Node, World
+from oplog.model import World
+from oplog.model_node import KEYS, Entry, Laws, Node
 
 from restante.oplog.rules import Channel
 
@@ -133,29 +134,32 @@ class Schedule:
         return self.world.differences() + self._drain()
 
     def _step(self, node: Node) -> None:
-        world, dice = self.world, self.chance.random()
-        if dice < 0.28:
-            commits = self.chance.random() >= self.scenario.open_share
-            world.write(node, self.chance.choice(KEYS), commits=commits)
-        elif dice < 0.62:
-            self._pull_one(node)
-        elif dice < 0.70:
-            self._push(node)
-        elif dice < 0.76:
-            self._deliver()
-        elif dice < 0.80 and world.late_pages:
-            world.use(world.late_pages.pop(self.chance.randrange(len(world.late_pages))))
-        elif dice < 0.90:
-            world.trim(node)
-        elif dice < 0.92:
-            world.crash(node)
-        elif dice < 0.95:
-            self._toggle_link()
-        elif dice < 0.98:
-            self._commit_all(node)
-            world.retry(node, share=0.3)
-        else:
-            self._disturb(node)
+        steps = {
+            self._write: 28,
+            self._pull_one: 34,
+            self._push: 8,
+            self._deliver: 6,
+            self._use_late_page: 4,
+            self.world.trim: 10,
+            self.world.crash: 2,
+            self._toggle_link: 3,
+            self._commit_and_retry: 3,
+            self._disturb: 2,
+        }
+        (step,) = self.chance.choices(list(steps), list(steps.values()))
+        step(node)
+
+    def _write(self, node: Node) -> None:
+        commits = self.chance.random() >= self.scenario.open_share
+        self.world.write(node, self.chance.choice(KEYS), commits=commits)
+
+    def _use_late_page(self, _node: Node) -> None:
+        if pages := self.world.late_pages:
+            self.world.use(pages.pop(self.chance.randrange(len(pages))))
+
+    def _commit_and_retry(self, node: Node) -> None:
+        self._commit_all(node)
+        self.world.retry(node, share=0.3)
 
     def _pull_one(self, node: Node) -> None:
         if node.peers:
@@ -167,7 +171,7 @@ class Schedule:
             entry = self.chance.choice(node.log[-5:])
             self._pushes.append((self.chance.choice(sorted(node.peers)), node.number, entry))
 
-    def _deliver(self) -> None:
+    def _deliver(self, _node: Node | None = None) -> None:
         if not self._pushes:
             return
         push = self.chance.choice(self._pushes)
@@ -177,7 +181,7 @@ class Schedule:
         if sender in self.world.nodes[reader].peers:
             self.world.receive(self.world.nodes[reader], entry, Channel.PUSH)
 
-    def _toggle_link(self) -> None:
+    def _toggle_link(self, _node: Node) -> None:
         if self.world.links and not self.scenario.splits:
             self.world.cut ^= {self.chance.choice(sorted(self.world.links, key=sorted))}
 

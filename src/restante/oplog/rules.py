@@ -212,19 +212,20 @@ def _take(pair: SnapshotPair, sides: SnapshotSides, *, reports: bool = False) ->
     """
     The server's record, under its version or, without one, under the server's floor.
 
-    If the loss is reported, the version must also beat what we have dropped ourselves.
+    If the loss is reported, the version must also beat what we have dropped ourselves.  A record
+    never changes without a newer version in the log: those behind us would not hear of it.
     """
     floor = Version(sides.server_floor, sides.server)
     version = pair.server.version if pair.server else floor
     if reports:
         version = max(version, Version(sides.own_floor, sides.server))
-    is_approximate = pair.server is None or pair.server.is_approximate or reports
+    if pair.own is not None and version <= pair.own.version:
+        return SnapshotVerdict(Outcome.KEEP, reports=not pair.is_same)
     is_logged = pair.server is not None or not pair.is_same or pair.own is not None
-    is_newer = pair.own is None or version > pair.own.version
     return SnapshotVerdict(
         Outcome.TAKE,
-        version if is_logged and is_newer else None,
-        is_approximate=is_approximate,
+        version if is_logged else None,
+        is_approximate=pair.server is None or pair.server.is_approximate or reports,
         reports=reports and not pair.is_same,
     )
 

@@ -1,0 +1,230 @@
+"""The model's logs: what applications write, what becomes of incoming ops, and trimming."""
+
+from collections import Counter
+from datetime import UTC, datetime
+from random import Random
+from uuid import UUID
+
+from oplog.ledger import Ledger
+from oplog.model_node import EPOCH, NOWHERE, Entry, Laws, Node
+
+from restante.oplog import rules, ulids
+from restante.oplog.rules import Channel, Newest, Verdict, Version
+
+
+class Logs:
+    """Some nodes and the time."""
+
+    def __init__(self, chance: Random, laws: Laws, *, retention: int, cap: int | None) -> None:
+        self.chance = chance
+        self.laws = laws
+        self.now = EPOCH
+        self.nodes: list[Node] = []
+        self.ledger = Ledger()
+        self.counts = Counter[str]()
+        self.fails_share = 0.0  # of the ops that break a foreign key at first
+        self.capped: frozenset[int] | None = None  # None: all
+        self._retention = retention
+        self._cap = cap
+
+    def clock_of(self, node: Node) -> int:
+        return self.now + node.skew
+
+    def _moment(self, node: Node) -> datetime:
+        return datetime.fromtimestamp(self.clock_of(node), UTC)
+
+    def mint(self, node: Node) -> Version:
+        wall = self.clock_of(node) * 1000 << 15
+        node.tick = max(node.tick + 1, wall)
+        return Version(UUID(int=node.tick << 65 | self.chance.getrandbits(64)), node.host)
+
+    # What the applications do.
+
+    def write(self, node: Node, key: str, *, commits: bool = True) -> None:
+        """A record is written or deleted; without commit the transaction stays open."""
+        if node.is_locked(key):
+            return
+        is_delete = key in node.rows and self.chance.random() < 0.4
+        change = self.ledger.note(key, self.mint(node), is_delete=is_delete)
+        entry = Entry(
+            place=node.next_place(),
+            key=key,
+            op=Newest(change.version, is_delete),
+            record=None if is_delete else change.content,
+            change=change.number,
+            arrived_at=self.clock_of(node),
+            old=node.rows.get(key),
+        )
+        node.open.append(entry)
+        if commits:
+            self.commit(node, entry)
+
+    def commit(self, node: Node, entry: Entry) -> None:
+        node.open.remove(entry)
+        if node.is_paused:
+            node.put(entry.key, entry.record)
+            self._hold(node, entry.key, entry.change)
+        else:
+            self._store(node, entry)
+
+    def _store(self, node: Node, entry: Entry) -> None:
+        node.put(entry.key, entry.record)
+        node.append(entry)
+        self._hold(node, entry.key, entry.change)
+        if self.laws.purges_parked:
+            self._purge(node, entry.key, entry.op.version)
+
+    def _hold(self, node: Node, key: str, change: int | None) -> None:
+        self.ledger.replace(node.state.get(key), change)
+        if change is None:
+            node.state.pop(key, None)
+        else:
+            node.state[key] = change
+
+    def _purge(self, node: Node, key: str, version: Version) -> None:
+        for parked in [each for each in node.parked if each[0] == key and each[1] < version]:
+            del node.parked[parked]
+
+    # Ops that come in.
+
+    def receive(
+        self,
+        node: Node,
+        entry: Entry,
+        channel: Channel,
+        *,
+        is_newest: bool = True,
+        server_cursor: int | None = None,
+    ) -> bool:
+        """Whether the cursor may move past the op."""
+        if self._must_wait(node, entry):
+            return False
+        verdict = self.laws.judge(
+            rules.Incoming(
+                version=entry.op.version,
+                channel=channel,
+                is_approximate=entry.op.is_approximate,
+                is_newest_there=is_newest,
+                has_read_us=server_cursor is not None and server_cursor >= node.trimmed,
+            ),
+            node.newest_op(entry.key),
+            floor=node.floor,
+            now=self._moment(node),
+        )
+        self.counts[f"{channel} {verdict}"] += 1
+        match verdict:
+            case Verdict.WAIT:
+                return False
+            case Verdict.PARK_FUTURE | Verdict.PARK_FLOOR:
+                node.parked[entry.key, entry.op.version] = entry
+            case Verdict.APPLY:
+                self._apply(node, entry, channel)
+            case Verdict.SUPERSEDED | Verdict.REPORT:
+                self._lose(node, entry, verdict)
+            case Verdict.SKIP:
+                pass
+        return True
+
+    def _must_wait(self, node: Node, entry: Entry) -> bool:
+        if node.is_paused and not self.laws.applies_while_paused:
+            return True
+        if not node.is_locked(entry.key):
+            return False
+        is_unseen = entry.record is None and entry.key not in node.rows
+        return self.laws.locks_keys or not is_unseen
+
+    def _lose(self, node: Node, entry: Entry, verdict: Verdict) -> None:
+        newest = node.newest(entry.key)
+        assert newest is not None
+        if verdict is Verdict.REPORT:
+            if newest.change != entry.change:
+                self.ledger.report(entry.change)
+        elif not newest.op.is_approximate:
+            self.ledger.replace(entry.change, newest.change)
+        is_new = all(e.op.version != entry.op.version for e in node.of_key[entry.key])
+        if self.laws.logs_superseded and is_new:
+            node.append(self._copied(node, entry, old=None))
+
+    def _apply(self, node: Node, entry: Entry, channel: Channel) -> None:
+        if channel is not Channel.RETRY and self.chance.random() < self.fails_share:
+            node.parked[entry.key, entry.op.version] = entry
+            return
+        have, held = node.rows.get(entry.key), node.state.get(entry.key)
+        if entry.op.is_approximate and have != entry.record and held != entry.change:
+            self.ledger.report(held)
+        self._store(node, self._copied(node, entry, old=have))
+
+    def _copied(self, node: Node, entry: Entry, *, old: int | None) -> Entry:
+        return Entry(
+            node.next_place(),
+            entry.key,
+            entry.op,
+            entry.record,
+            entry.change,
+            self.clock_of(node),
+            old,
+        )
+
+    def retry(self, node: Node, *, share: float) -> None:
+        """Parked ops are tried again, those from the future when it has come."""
+        for parked, entry in list(node.parked.items()):
+            is_ahead = rules.is_ahead(entry.op.version.ulid, now=self._moment(node))
+            if parked not in node.parked or is_ahead or self.chance.random() >= share:
+                continue
+            if self.receive(node, entry, Channel.RETRY):
+                node.parked.pop(parked, None)
+
+    # Trimming.
+
+    def trim(self, node: Node) -> None:
+        """Drop what is old enough and read by all; with a cap, whoever blocks it is evicted."""
+        if node.takings and not self.laws.trims_while_taking:
+            return
+        for entry in list(node.log):
+            if entry.arrived_at > self.clock_of(node) - self._retention:
+                return
+            if entry.place >= node.horizon or not self._may_go(node, entry):
+                return
+            node.drop(entry)
+            if self.laws.floor_is_age:
+                age = ulids.lowest_at(datetime.fromtimestamp(entry.arrived_at, UTC))
+                node.floor = max(node.floor, age)
+            else:
+                node.floor = max(node.floor, entry.op.version.ulid)
+
+    def _may_go(self, node: Node, entry: Entry) -> bool:
+        if any(pin < entry.place for pin in node.pins.values()):
+            return False
+        late = {
+            peer
+            for peer in node.peers - node.evicted
+            if node.settled.get(peer, NOWHERE) < entry.place
+        }
+        if not late:
+            return True
+        if not self._is_capped(node) or entry.arrived_at > self.clock_of(node) - (self._cap or 0):
+            return False
+        if any(node.spared_until.get(peer, 0) > self.now for peer in late):
+            return False
+        node.evicted |= late
+        self.counts["evicted"] += len(late)
+        return True
+
+    def _is_capped(self, node: Node) -> bool:
+        return self._cap is not None and (self.capped is None or node.number in self.capped)
+
+    def pause(self, node: Node) -> None:
+        """Capture stops."""
+        node.is_paused = True
+
+    def resume(self, node: Node) -> None:
+        """Rows may have changed under their old versions: the floor is now, earlier ops go."""
+        node.is_paused = False
+        node.floor = max(node.floor, self.mint(node).ulid)
+        for entry in list(node.log):
+            node.drop(entry)
+        node.trimmed = node.next_place()
+        for parked in [each for each in node.parked if each[1].ulid <= node.floor]:
+            self.ledger.report(node.parked.pop(parked).change)
+        node.pins = {}  # what is taken of it meanwhile begins again
+        self.counts["resumed"] += 1
