@@ -15,6 +15,8 @@ _RANDOM_BITS = 80
 _COUNTER_BITS = 15
 _TICK_SHIFT = _RANDOM_BITS - _COUNTER_BITS
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 LOWEST = UUID(int=0)
 
 # The existing program was not yet written then, so no honest ULID is older.
@@ -46,14 +48,14 @@ def moment_of(ulid: UUID) -> datetime:
     One that is later than a datetime can be counts as the latest.
     """
     try:
-        return datetime.fromtimestamp((ulid.int >> _RANDOM_BITS) / 1000, UTC)
-    except (OverflowError, ValueError):
+        return _EPOCH + timedelta(milliseconds=ulid.int >> _RANDOM_BITS)
+    except OverflowError:
         return datetime.max.replace(tzinfo=UTC)
 
 
 def lowest_at(moment: datetime) -> UUID:
     """The first ULID of this millisecond."""
-    return UUID(int=max(int(moment.timestamp() * 1000), 0) << _RANDOM_BITS)
+    return UUID(int=max((moment - _EPOCH) // timedelta(milliseconds=1), 0) << _RANDOM_BITS)
 
 
 def is_plausible(ulid: UUID, *, now: datetime) -> bool:
