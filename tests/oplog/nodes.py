@@ -1,4 +1,4 @@
-"""Tracked tables without capture, and ops as peers send them: valid unless a test says otherwise."""
+"""Tracked tables without capture, and ops as peers send them; valid unless a test says so."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ from uuid import UUID, uuid4
 
 from msgspec import Raw
 
-from restante import wire
 from restante.database.pool import Connection, Database
 from restante.oplog import peers, tables, ulids
 from restante.oplog.apply import Source
@@ -16,7 +15,7 @@ from restante.oplog.peers import Peer
 from restante.oplog.positions import Position
 from restante.oplog.rules import Channel
 from restante.oplog.tables import TrackedTable
-from restante.wire.oplog import Op
+from restante.wire.oplog import ActionName, Op
 
 NOW = datetime.now(UTC)
 OWN = "https://own.example"
@@ -84,7 +83,7 @@ def ulid_at(seconds: float, tail: int = 0) -> UUID:
 
 
 def op(
-    action: wire.oplog.ActionName,
+    action: ActionName,
     *records: dict[str, Any],
     at: float = 0,
     tail: int = 0,
@@ -103,7 +102,9 @@ def op(
 async def rows(connection: Connection, table: str = "items", by: str = "id") -> list[Any]:
     """Every record of a table, as a tuple."""
     quoted = '"' + table.replace('"', '""') + '"'
-    return [tuple(row) for row in await connection.fetch(f"select * from public.{quoted} order by {by}")]
+    return [
+        tuple(row) for row in await connection.fetch(f"select * from public.{quoted} order by {by}")
+    ]
 
 
 async def write_locally(

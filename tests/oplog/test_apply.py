@@ -147,9 +147,7 @@ async def test_the_own_change_comes_back_unchanged(db: Database, table: tables.T
     assert await items(db) == [(1, "ours", None), (2, "lost", None)]
 
 
-async def test_the_clock_is_raised_above_what_was_applied(
-    db: Database, table: tables.TrackedTable
-):
+async def test_the_clock_is_raised_above_what_was_applied(db: Database, table: tables.TrackedTable):
     """A change that is made afterwards must be newer, although the peer's clock is ahead."""
     ahead = 3600 + 200
 
@@ -251,7 +249,7 @@ async def test_only_key_columns(db: Database):
     assert await items(db) == [(1,)]
 
 
-HOSTILE = 'x"; drop table items; --\' $1 {} %s \\ é\n'
+HOSTILE = "x\"; drop table items; --' $1 {} %s \\ é\n"
 
 
 async def test_names_with_sql_in_them_are_names(db: Database):
@@ -340,7 +338,11 @@ async def test_values_of_all_types_survive_exactly(db: Database):
     [
         ("timestamptz", "2024-01-01T12:00:00+02:00", '["2024-01-01T10:00:00+00:00"]'),
         ("bytea", "\\x00FF", '["\\\\x00ff"]'),
-        ("uuid", "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11", '["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]'),
+        (
+            "uuid",
+            "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11",
+            '["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]',
+        ),
         ("bigint", 9007199254740993, "[9007199254740993]"),
         ("text", "é\n", '["é\\n"]'),
     ],
@@ -354,7 +356,9 @@ async def test_a_key_has_one_text_however_it_was_sent(
     await applied(db, op("create", {"id": value}, at=1))
 
     async with db.connection() as connection:
-        found = await connection.fetchrow("select key, hashtextextended(key, 0) = key_hash from ops")
+        found = await connection.fetchrow(
+            "select key, hashtextextended(key, 0) = key_hash from ops"
+        )
     assert found is not None
     assert tuple(found) == (key, True)
 
@@ -362,9 +366,7 @@ async def test_a_key_has_one_text_however_it_was_sent(
 async def test_records_of_ten_megabytes(db: Database, table: tables.TrackedTable):
     name = "x" * 10 * 1024 * 1024
 
-    result = await applied(
-        db, *(op("create", {"id": i, "name": name}, at=i) for i in range(1, 4))
-    )
+    result = await applied(db, *(op("create", {"id": i, "name": name}, at=i) for i in range(1, 4)))
 
     assert result.applied == 3
     async with db.connection() as connection:
@@ -378,9 +380,7 @@ async def test_an_empty_page_moves_the_cursor(db: Database, table: tables.Tracke
     peer = await make_peer(db)
     end = str(Position(1, 2, ulid_at(1), 0))
 
-    result = await apply_page(
-        db, [], pull_from(peer), expected_cursor="", end_cursor=end, now=NOW
-    )
+    result = await apply_page(db, [], pull_from(peer), expected_cursor="", end_cursor=end, now=NOW)
 
     assert result.cursor == end
     async with db.connection() as connection:
@@ -406,9 +406,7 @@ async def test_what_is_refused_is_counted_by_reason(db: Database, table: tables.
         assert await connection.fetchval("select refused from op_peers") == 8
 
 
-async def test_a_peer_sends_only_its_tables_and_its_hosts(
-    db: Database, table: tables.TrackedTable
-):
+async def test_a_peer_sends_only_its_tables_and_its_hosts(db: Database, table: tables.TrackedTable):
     async with db.connection() as connection:
         await tracked(connection, "others")
     peer = await make_peer(db, tables=["others"], relays=[THIRD])

@@ -132,23 +132,28 @@ class _Applier:
     async def apply(self, piece: Piece) -> None:
         """Apply a piece, in parts if it must be; sets `result.stopped` if the rest has to wait."""
         todo = [piece]
-        while todo and self.result.stopped != "busy":
-            part = todo.pop()
-            try:
-                await self._apply_again(part)
-            except MustWait as found:
-                self._stop("wait")
-                todo = [self.page.before(part, found.index)]
-            except RecordFault as fault:
-                todo += await self._isolated(part, fault)
-            except (TableBusy, StatementTimedOut) as error:
-                if len(part.records) > _SMALL_PIECE:
-                    todo += reversed(self.page.halves(part))
-                else:
-                    self._stop("busy", reason=str(error))
-            except ParkedFull:
-                self._stop("parked_full")
-                return
+        try:
+            while todo:
+                todo += await self._rest_of(todo.pop(), todo)
+        except ParkedFull:
+            self._stop("parked_full")
+
+    async def _rest_of(self, piece: Piece, todo: list[Piece]) -> list[Piece]:
+        """Apply a piece; returns the parts of it that are still to be done, the first one last."""
+        try:
+            await self._apply_again(piece)
+        except MustWait as found:
+            self._stop("wait")
+            todo.clear()
+            return [self.page.before(piece, found.index)]
+        except RecordFault as fault:
+            return await self._isolated(piece, fault)
+        except (TableBusy, StatementTimedOut) as error:
+            if len(piece.records) > _SMALL_PIECE:
+                return [*reversed(self.page.halves(piece))]
+            self._stop("busy", reason=str(error))
+            todo.clear()
+        return []
 
     def _stop(self, why: str, **facts: str) -> None:
         self.result.stopped = why

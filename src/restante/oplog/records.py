@@ -134,8 +134,7 @@ async def write(tx: Tx, table: TrackedTable, changes: Sequence[Change]) -> None:
     Raises KeysTaken if a record that was not there has been inserted meanwhile.
     """
     target = target_of(table)
-    if deletes := [one.data for one in changes if one.action == "d" and one.has_record]:
-        await tx.execute(statements.of_keys(target).delete, _array(deletes))
+    await delete(tx, table, [one.data for one in changes if one.action == "d" and one.has_record])
     for columns, data in _by_columns(changes, has_record=True):
         if statement := statements.update(target, columns):
             await tx.execute(statement, _array(data))
@@ -143,6 +142,12 @@ async def write(tx: Tx, table: TrackedTable, changes: Sequence[Change]) -> None:
         status = await tx.execute(statements.insert(target, columns), _array(data))
         if status != f"INSERT 0 {len(data)}":
             raise KeysTaken
+
+
+async def delete(tx: Tx, table: TrackedTable, keys: Sequence[str]) -> None:
+    """Delete the records with these keys, which are JSON objects."""
+    if keys:
+        await tx.execute(statements.of_keys(target_of(table)).delete, _array(keys))
 
 
 def _by_columns(
