@@ -14,7 +14,8 @@ from sites import Site, running_site, settings_for
 from waiting import until
 
 from restante.database.pool import Database
-from restante.oplog import peers
+from restante.oplog import capture, peers
+from restante.oplog.capture import Wanted
 from restante.oplog.peers import Changes
 
 NOTES = "create table public.notes (id text primary key, body text, size numeric)"
@@ -55,7 +56,8 @@ class Member:
         return await self.sql.fetchrow("select * from restante.op_peers where host = $1", url)
 
     async def track(self, table: str = "notes") -> None:
-        await capture(self.sql, table)
+        wanted = Wanted(f"public.{table}")
+        await capture.track(self.db, wanted, host=self.url, now=datetime.now(UTC))
 
 
 @asynccontextmanager
@@ -119,49 +121,3 @@ async def converge(*nodes: Member, table: str = "notes") -> list[tuple[Any, ...]
     """Wait until all have the same records as the first one."""
     await until(lambda: equal(*nodes, table=table))
     return await nodes[0].rows(table)
-
-
-async def capture(sql: Any, table: str, key: str = "id") -> None:
-    """Track a table, with a trigger that logs each changed record."""
-    number = await sql.fetchval(
-        """
-        insert into restante.op_tables
-               (name, schema_name, table_name, key_columns, state, changed_at)
-        values ($1, 'public', $1, $2, 'tracked', now()) returning id
-        """,
-        table,
-        [key],
-    )
-    await sql.execute(f"""
-        create table restante.ops_{number} partition of restante.ops for values in ({number})
-        partition by range (arrived_at);
-        create table restante.ops_{number}_all partition of restante.ops_{number}
-        for values from (minvalue) to (maxvalue);
-    """)
-    await sql.execute(f"""
-        create function public.log_{table}() returns trigger language plpgsql as $$
-        declare
-            tick bigint := restante.op_tick(1);
-            tail text := substr(replace(gen_random_uuid()::text, '-', ''), 1, 16);
-            r record; a text; old_row bigint; d json;
-        begin
-            if current_setting('restante.applying', true) = 'on' then return null; end if;
-            if tg_op = 'DELETE' then
-                r := old; a := 'd'; d := json_build_object('{key}', r.{key});
-            else
-                r := new; d := row_to_json(new);
-                a := case tg_op when 'INSERT' then 'c' else 'u' end;
-            end if;
-            if tg_op <> 'INSERT' then old_row := hashtextextended(old::text, 0); end if;
-            insert into restante.ops (table_id, arrived_at, era, xid, ulid, n, origin, action,
-                                      key_hash, old_hash, key, data)
-            select {number}, clock_timestamp(), restante.op_current_era(),
-                   pg_current_xact_id()::text::bigint, restante.op_ulid(tick, tail), 0,
-                   (select host_id from restante.op_node), a::"char", hashtextextended(k, 0),
-                   old_row, k, d
-              from (select json_build_array(r.{key})::text as k) as k;
-            return null;
-        end $$;
-        create trigger log after insert or update or delete on public.{table}
-        for each row execute function public.log_{table}();
-    """)

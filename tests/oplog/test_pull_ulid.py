@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from impostors import Asked, Impostor, Said, http, impostor
-from oplog.meshes import NOTES, capture
+from oplog.meshes import NOTES
 
 from restante.database.pool import Database
 from restante.errors import PeerUnreachable
-from restante.oplog import peers, remote, tables, ulids
+from restante.oplog import capture, peers, remote, tables, ulids
+from restante.oplog.capture import Wanted
 from restante.oplog.following import Follower, Pace, State
 from restante.oplog.peers import Changes, Peer
 from restante.oplog.remote import Remote
@@ -107,7 +108,7 @@ async def reading(db: Database) -> AsyncIterator[Reader]:
         await tables.identify(connection, OWN)
         await connection.execute(NOTES)
         await connection.execute("set search_path = public, restante")
-        await capture(connection, "notes")
+        await capture.track(db, Wanted("public.notes"), host=None, now=NOW)
         await peers.add(connection, other.url, Changes(), now=NOW)
         taker = Taker(db, client, OWN, clock)
         follower = Follower(db, client, taker, Pace(pull_seconds=10), clock)
@@ -455,7 +456,7 @@ async def test_a_table_that_is_tracked_later_lets_the_log_be_read_again(reader: 
     body = [op(9, note("a")), op(8, {"id": "1"}, table="later")]
     await reader.pull(http(body=body))
     await reader.sql.execute("create table public.later (id text primary key)")
-    await capture(reader.sql, "later")
+    await capture.track(reader.db, Wanted("public.later"), host=None, now=NOW)
 
     await reader.follower.advance(await reader.peer(), reader.state)
     await reader.pull(http(body=body))

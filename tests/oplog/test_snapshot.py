@@ -11,11 +11,12 @@ import asyncpg
 import pytest
 from cluster import cloned
 from msgspec import Raw
-from oplog.meshes import NOTES, capture
+from oplog.meshes import NOTES
 
 from restante.database.pool import Database
 from restante.errors import PeerUnreachable, SnapshotGone, TableBusy, TableNotTracked
-from restante.oplog import peers, positions, snapshot, tables, taking, ulids
+from restante.oplog import capture, peers, positions, snapshot, tables, taking, ulids
+from restante.oplog.capture import Wanted
 from restante.oplog.peers import Changes, Peer
 from restante.oplog.positions import Position
 from restante.oplog.taking import Taker
@@ -136,7 +137,7 @@ async def node(cluster: str, host: str, other: str) -> AsyncIterator[Node]:
             await tables.identify(connection, host)
             await peers.add(connection, other, Changes(), now=clock())
         await sql.execute(NOTES)
-        await capture(sql, "notes")
+        await capture.track(db, Wanted("public.notes"), host=host, now=clock())
         yield Node(db, sql, host, other)
         await sql.close()
         await db.close()
@@ -531,7 +532,7 @@ async def test_tables_that_others_refer_to_come_first(nodes: tuple[Node, Node]):
             "create table public.lines (id text primary key, note text not null"
             " references notes deferrable initially deferred)"
         )
-        await capture(one.sql, "lines")
+        await capture.track(one.db, Wanted("public.lines"), host=None, now=clock())
     await server.sql.execute("insert into notes values ('a', 'x')")
     await server.sql.execute("insert into lines values ('1', 'a')")
     await want(taker, table="lines")
