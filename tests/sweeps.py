@@ -29,6 +29,13 @@ from restante.delivery.subject import (
 from restante.feed.subject import FEED, CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
 from restante.ids import FileId, WorkspaceId
+from restante.oplog.subject import (
+    EndedSnapshots,
+    OldConflicts,
+    OpLog,
+    ParkedOps,
+    UnsettledDeletes,
+)
 from restante.retention.space import SpaceSamples
 from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep
@@ -123,7 +130,12 @@ def make_subjects(
         ExpiredAnswers(),
         RemovedWorkspaces(retention=feed_retention),
         SpaceSamples(),
+        ParkedOps(),
+        OldConflicts(),
+        EndedSnapshots(),
+        UnsettledDeletes(),
         CrowdedFeeds(limit),
+        OpLog(),
         Buckets(width=HOUR, ack_retention=ack_retention),
         FeedPartitions(retention=feed_retention, limit=limit),
         MessageIds(),

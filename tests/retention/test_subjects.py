@@ -46,8 +46,17 @@ from restante.workspaces import store as workspaces
 
 pytestmark = pytest.mark.anyio
 
-# Tables of a bounded size: one row each, or one row for each migration.
-DO_NOT_GROW = {"schema_migrations", "schema_compatibility", "chosen_retention"}
+# Tables of a bounded size: one row each, or one row for each migration, for each table or peer that
+# the operator has added, or for each of at most a thousand hosts.
+DO_NOT_GROW = {
+    "schema_migrations",
+    "schema_compatibility",
+    "chosen_retention",
+    "op_node",
+    "op_tables",
+    "op_peers",
+    "op_hosts",
+}
 
 
 @pytest.fixture
@@ -153,13 +162,53 @@ async def make_old_message_ids(connection: Any, _workspace_id: WorkspaceId) -> N
     await make_partition(connection, MESSAGE_IDS, PAST - 2 * DAY, 6 * HOUR)
 
 
+async def make_old_parked_op(connection: Any, _workspace_id: WorkspaceId) -> None:
+    await connection.execute(
+        "insert into op_parked (peer_id, table_name, ulid, origin, action, data, data_hash, reason,"
+        " sentence, parked_at, tried_at)"
+        " values (1, 'pages', gen_random_uuid(), 'a', 'c', '{}', 1, 'type', '', $1, $1)",
+        PAST - 30 * DAY,
+    )
+
+
+async def make_old_conflict(connection: Any, _workspace_id: WorkspaceId) -> None:
+    await connection.execute(
+        "insert into op_conflicts (noticed_at, table_name, key, reason, kept_ulid, kept_origin,"
+        " lost_ulid, lost_origin)"
+        " values ($1, 'pages', '[1]', '', gen_random_uuid(), 'a', gen_random_uuid(), 'b')",
+        PAST - 30 * DAY,
+    )
+
+
+async def make_expired_pin(connection: Any, _workspace_id: WorkspaceId) -> None:
+    await connection.execute("insert into op_pins values (1, 1, '', $1)", PAST)
+
+
+async def make_unsettled_delete(connection: Any, _workspace_id: WorkspaceId) -> None:
+    await connection.execute("insert into op_unsettled values (1, 1, '[1]', 1, '{}')")
+
+
+async def make_leftover_log(connection: Any, _workspace_id: WorkspaceId) -> None:
+    """A partition that an interrupted pass of another release has detached."""
+    await connection.execute(
+        "create table ops_1 (like ops including all) partition by range (arrived_at)"
+    )
+    await connection.execute("alter table ops attach partition ops_1 for values in (1)")
+    await connection.execute("create table ops_1_20240101_000000 (like ops)")
+
+
 MAKE_DUE: dict[str, Make] = {
     "uploads": make_expired_upload,
     "reservations": make_expired_reservation,
     "answers": make_expired_answer,
     "removed workspaces": make_removed_workspace,
     "samples": make_old_sample,
+    "parked ops": make_old_parked_op,
+    "conflicts": make_old_conflict,
+    "ended snapshots": make_expired_pin,
+    "unsettled deletes": make_unsettled_delete,
     "crowded feeds": make_crowded_feed,
+    "ops": make_leftover_log,
     "buckets": make_empty_bucket,
     "feed": make_old_feed_partition,
     "message ids": make_old_message_ids,

@@ -163,14 +163,20 @@ class Subjects:
     async def lead_seconds(
         self, connection: Connection, found: Sequence[Partition], *, now: datetime
     ) -> dict[str, float]:
-        """How far ahead of the clock each table has partitions, at the parent with the fewest."""
+        """
+        How far ahead of the clock each table has partitions, at the parent with the fewest.
+
+        A table without parents needs none, so it has a whole one.
+        """
         lead: dict[str, float] = {}
         for subject in self.partitions:
             ends = dict.fromkeys(await subject.parents(connection), now)
             for one in found:
                 if one.span and one.parent in ends:
                     ends[one.parent] = max(ends[one.parent], one.span.end)
-            lead[subject.table.name] = (min(ends.values(), default=now) - now).total_seconds()
+            lead[subject.table.name] = (
+                min(ends.values(), default=now + subject.width) - now
+            ).total_seconds()
         return lead
 
     def of_partition(self, partition: Partition) -> PartitionSubject[Any]:

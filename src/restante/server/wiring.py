@@ -36,6 +36,13 @@ from restante.oplog.following import Pace
 from restante.oplog.node import Node
 from restante.oplog.pull import Puller
 from restante.oplog.remote import Remote
+from restante.oplog.subject import (
+    EndedSnapshots,
+    OldConflicts,
+    OpLog,
+    ParkedOps,
+    UnsettledDeletes,
+)
 from restante.oplog.watch import Watcher
 from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep
@@ -229,7 +236,12 @@ def subjects_of(settings: Settings, disk: Disk | None = None) -> Subjects:
         ExpiredAnswers(),
         RemovedWorkspaces(retention=feed),
         SpaceSamples(),
+        ParkedOps(),
+        OldConflicts(),
+        EndedSnapshots(),
+        UnsettledDeletes(),
         CrowdedFeeds(limit),
+        OpLog(),
         Buckets(
             width=timedelta(seconds=settings.bucket_seconds),
             ack_retention=ack,
