@@ -196,9 +196,10 @@ async def set_state(tx: Tx, table: TrackedTable, state: tables.State, *, now: da
 
 
 async def forget_waiting(tx: Tx, table: TrackedTable) -> None:
-    """Drop what waits to be applied to a table."""
+    """Drop what waits to be applied to a table; a snapshot that is being taken begins again."""
     await tx.execute(queries.forget_parked, table.name)
     await tx.execute(queries.forget_unsettled, table.id)
+    await tx.execute(queries.restart_snapshots, table.id)
 
 
 async def empty_log(tx: Tx, table: TrackedTable) -> None:

@@ -139,6 +139,10 @@ delete from op_parked where table_name = $1;
 -- name: forget_unsettled
 delete from op_unsettled where table_id = $1;
 
+-- name: restart_snapshots
+-- Not forgotten: what the peer's log no longer has would be missed.
+update op_snapshots set phase = 'new', after = '', start = '' where table_id = $1;
+
 -- name: forget_snapshots
 with pins as (delete from op_pins where table_id = $1)
 delete from op_snapshots where table_id = $1;
