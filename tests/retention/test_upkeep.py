@@ -15,7 +15,8 @@ from restante.retention.subjects import Subjects
 
 pytestmark = pytest.mark.anyio
 
-NO_LEAD = {"chunks": 0, "feed": 0, "message_ids": 0}
+# No table is tracked, so the op log needs no partition.
+NO_LEAD = {"chunks": 0, "feed": 0, "message_ids": 0, "ops": 30 * 86_400}
 WIDTHS = [timedelta(seconds=1), timedelta(minutes=10), HOUR, DAY, 8 * DAY]
 
 
@@ -36,6 +37,8 @@ async def test_every_table_gets_partitions_for_its_lead(empty_db: Database):
 
     lead = await upkeep.lead_seconds(empty_db, subjects, now=NOW)
     for subject in subjects.partitions:
+        if subject.table.name == "ops":  # no table is tracked
+            continue
         assert lead[subject.table.name] > upkeep.lead_of(subject.width).total_seconds()
 
 

@@ -83,7 +83,9 @@ class SpaceAccount:
     ) -> list[TableSpaceView]:
         """Every table, the largest first; partitions and leftovers count as part of theirs."""
         table_of = {one.name: one.table for one in found}
-        parts: dict[str, list[Relation]] = {}
+        parts: dict[str, list[Relation]] = {
+            table.name: [] for table in self._subjects.partitioned_tables
+        }
         for relation in relations:
             parts.setdefault(table_of.get(relation.name, relation.name), []).append(relation)
         count = Counter(one.table for one in found if one.state is not PartitionState.DETACHED)
