@@ -98,7 +98,8 @@ select count(*) > 0
    and position('hash_record_extended' in prosrc) > 0;
 
 -- name: compare
--- What we have of each key, with the server's record turned into a row of our own type.
+-- What we have of each key, with the server's record turned into a row of our own type.  A change that
+-- the server has made itself is known to it, although it has not read it from us.
 select asked.at, own_key.key, hashtextextended(own_key.key, 0) as key_hash,
        t.{first_key} is not null as has_record, row_to_json(t)::text as own,
        {same_columns} as is_same_record,
@@ -116,6 +117,7 @@ select asked.at, own_key.key, hashtextextended(own_key.key, 0) as key_hash,
      where ops.key_hash = hashtextextended(own_key.key, 0)
        and ops.key = own_key.key
        and (ops.era, ops.xid, ops.ulid, ops.n) > ($2, $3, $4, $5)
+       and ops.origin <> $6
      order by ops.era, ops.xid, ops.ulid, ops.n
      limit 1
   ) as unsent on true

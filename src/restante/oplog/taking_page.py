@@ -205,7 +205,7 @@ async def _taken(tx: Tx, taking: Taking, entries: Sequence["_Entry"]) -> tuple[i
     await records.begin(tx, [taking.table])
     keys = [entry.key for entry in entries]
     await records.lock(tx, taking.table, keys, for_delete=not taking.has_records)
-    own = await _compared(tx, taking, entries)
+    own = await _compared(tx, taking, entries, hosts[sides.server])
     decided = [
         _Decided(entry, mine, rules.judge_snapshot(mine.pair, sides))
         for entry, mine in zip(entries, own, strict=True)
@@ -260,13 +260,13 @@ def _may_send(taking: Taking, entry: _Entry) -> bool:
     return origin == taking.own_host or taking.peer.may_relay(origin)
 
 
-async def _compared(tx: Tx, taking: Taking, entries: Sequence[_Entry]) -> list[_Own]:
+async def _compared(tx: Tx, taking: Taking, entries: Sequence[_Entry], server: int) -> list[_Own]:
     table, read = taking.table, taking.progress.server_cursor or _NOTHING_READ
     row_hash = _RECORD_HASH if await tx.fetchval(queries.hashes_records, table.id) else _TEXT_HASH
     columns = tuple(sorted(taking.columns))
     statement = _statement(table.relation, table.log, table.key_columns, columns, row_hash)
     data = "[" + ",".join(entry.data for entry in entries) + "]"
-    rows = await tx.fetch(statement, data, read.era, read.xid, read.ulid, read.n)
+    rows = await tx.fetch(statement, data, read.era, read.xid, read.ulid, read.n, server)
     own = [_own(row, entry) for row, entry in zip(rows, entries, strict=True)]
     if len({mine.key for mine in own}) < len(own):
         raise PeerUnreachable(f"Two of its keys of {table.name} are one key here.")
