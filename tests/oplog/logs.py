@@ -12,6 +12,7 @@ from sites import Site
 from restante.database.pool import Connection, Database
 from restante.oplog import peers, ulids
 from restante.oplog.peers import Changes
+from restante.oplog.positions import Position
 from restante.wire import oplog as wire
 
 PEER = "http://reader.example"
@@ -41,7 +42,8 @@ async def add_table(
         "partition by range (arrived_at)"
     )
     await connection.execute(
-        f"create table {log}_all partition of {log} for values from (minvalue) to (maxvalue)"
+        f"create table {log}_all partition of {log} "
+        "for values from ('2020-01-01 00:00:00+00') to ('2100-01-01 00:00:00+00')"
     )
     return number
 
@@ -100,8 +102,6 @@ async def trim(connection: Connection, table: int, *, up_to: str) -> None:
 
 
 async def drop_up_to(connection: Connection, table: int, last: Any) -> None:
-    from restante.oplog.positions import Position
-
     at = Position(last["era"], last["xid"], last["ulid"], last["n"])
     floor = await connection.fetchval(
         """

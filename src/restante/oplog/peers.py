@@ -18,6 +18,7 @@ from restante.database import sql
 from restante.database.pool import Connection, Row
 from restante.errors import BadRequest
 from restante.text import MAX_QUOTED, printable
+from restante.wire.oplog_peers import PeerView
 
 queries = sql.load("restante.oplog", "peers")
 
@@ -100,10 +101,10 @@ def normalised(url: str) -> str:
     try:
         parts = urlsplit(spelt)
         is_address = parts.scheme in _DEFAULT_PORTS and _is_host(parts.hostname or "")
-        is_bare = not (parts.query or parts.fragment or parts.port == 0)
+        is_bare = not (parts.query or parts.fragment or parts.port == 0 or "@" in parts.netloc)
     except ValueError:
         is_address = is_bare = False
-    if not is_address or not is_bare or not spelt.isprintable() or " " in spelt:
+    if not is_address or not is_bare or not url.strip().isprintable() or " " in spelt:
         shown = printable(url, max_length=MAX_QUOTED)
         raise BadRequest(
             f"{shown} is not the address of a node. Write it like https://node.example, without "
@@ -206,7 +207,7 @@ async def add(
     Raises BadRequest for an address that is this node's own, in any spelling.
     """
     host = normalised(url)
-    await _refuse_self(connection, host, own_hosts)
+    await refuse_self(connection, host, own_hosts)
     _check(changes)
     token = changes.shown_token or new_token()
     is_new = await connection.fetchval(
@@ -235,7 +236,8 @@ async def remove(connection: Connection, url: str) -> bool:
     return bool(await connection.fetchval(queries.remove_peer, normalised_host(url)))
 
 
-async def _refuse_self(connection: Connection, host: str, own_hosts: Collection[str]) -> None:
+async def refuse_self(connection: Connection, host: str, own_hosts: Collection[str]) -> None:
+    """Raise BadRequest if an address is this node's own, in any spelling."""
     stored = await connection.fetchval(queries.own_host)
     ours = {*own_hosts, *([stored] if stored else [])}
     if any(is_same_node(host, own) for own in ours):
@@ -278,4 +280,19 @@ def _peer(row: Row) -> Peer:
         peer,
         tables=None if peer.tables is None else frozenset(peer.tables),
         relays=None if peer.relays is None else frozenset(peer.relays),
+    )
+
+
+def view(peer: Peer) -> PeerView:
+    """A peer as the operator sees it."""
+    return PeerView(
+        host=peer.host,
+        has_token=peer.has_token,
+        shows_token=peer.token is not None,
+        tables=None if peer.tables is None else sorted(peer.tables),
+        relays=None if peer.relays is None else sorted(peer.relays),
+        max_ops_per_minute=peer.max_ops_per_minute,
+        max_bytes_per_minute=peer.max_bytes_per_minute,
+        protocol=peer.protocol,
+        added_at=peer.added_at,
     )

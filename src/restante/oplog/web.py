@@ -26,7 +26,7 @@ from restante.oplog import answer, log, peer_auth, peers, positions, readers, ta
 from restante.oplog.answer import PageAnswer
 from restante.oplog.log import Limits
 from restante.oplog.node import Node
-from restante.oplog.peers import Changes, Peer, Reader
+from restante.oplog.peers import Changes, Reader
 from restante.oplog.positions import START
 from restante.oplog.serve import Ask
 from restante.oplog.tables import TrackedTable
@@ -229,22 +229,7 @@ async def list_peers(request: Request) -> Response:
     auth.admin(request)
     async with _node(request).db.connection() as connection:
         found = await peers.all_peers(connection)
-    return json_response(oplog_peers.PeerList([view(peer) for peer in found]))
-
-
-def view(peer: Peer) -> oplog_peers.PeerView:
-    """A peer as the operator sees it."""
-    return oplog_peers.PeerView(
-        host=peer.host,
-        has_token=peer.has_token,
-        shows_token=peer.token is not None,
-        tables=None if peer.tables is None else sorted(peer.tables),
-        relays=None if peer.relays is None else sorted(peer.relays),
-        max_ops_per_minute=peer.max_ops_per_minute,
-        max_bytes_per_minute=peer.max_bytes_per_minute,
-        protocol=peer.protocol,
-        added_at=peer.added_at,
-    )
+    return json_response(oplog_peers.PeerList([peers.view(peer) for peer in found]))
 
 
 class PeerQuery(msgspec.Struct, frozen=True):
