@@ -60,7 +60,7 @@ async def merge(tx: Tx, incoming: Sequence[Record], context: Context) -> Merged:
         table, floor = group.table, floors[group.table.id]
         won, lost = _sorted_out(some, _verdicts(some, floor, context), merged)
         if won:
-            winners.append(_Won(table, won))
+            winners.append(_Won(table, won, floor.has_parked))
         found = [
             *await losses.unseen(tx, table, lost[Verdict.SUPERSEDED], floor.floor, context),
             *await losses.reported(tx, table, lost[Verdict.REPORT]),
@@ -95,6 +95,7 @@ class _Won:
 
     table: TrackedTable
     met: list[Met]
+    has_parked: bool  # ops of the table are parked
 
 
 def _by_table(incoming: Iterable[Record]) -> list[_Group]:
@@ -130,11 +131,15 @@ async def _met(tx: Tx, group: _Group) -> list[Met]:
 class _Floor:
     floor: UUID
     trimmed: Position | None
+    has_parked: bool
 
 
 async def _floors(tx: Tx, groups: Iterable[_Group]) -> dict[int, _Floor]:
     rows = await tx.fetch(queries.floors, [group.table.id for group in groups])
-    return {row["id"]: _Floor(row["floor"], positions.parsed(row["trimmed"])) for row in rows}
+    return {
+        row["id"]: _Floor(row["floor"], positions.parsed(row["trimmed"]), row["has_parked"])
+        for row in rows
+    }
 
 
 def _verdicts(judged: Sequence[Met], floor: _Floor, context: Context) -> list[Verdict]:
@@ -247,6 +252,8 @@ def _change(one: Met, used: Counter[UUID]) -> Change:
 
 
 async def _remove_older_parked(tx: Tx, won: _Won) -> int:
+    if not won.has_parked:
+        return 0
     return await tx.fetchval(
         queries.remove_older_parked,
         won.table.name,

@@ -1,6 +1,9 @@
 -- name: floors
 -- Read after the newest ops: what was dropped before them is below these floors.
-select id, floor, trimmed from restante.op_tables where id = any($1::integer[]);
+select id, floor, trimmed,
+       exists (select from restante.op_parked where table_name = op_tables.name) as has_parked
+  from restante.op_tables
+ where id = any($1::integer[]);
 
 -- name: references
 -- Which of these tables refer to which by foreign keys.
@@ -22,8 +25,7 @@ with removed as (
     delete from restante.op_parked
      using unnest($2::bigint[], $3::text[], $4::uuid[], $5::text[])
            as applied (key_hash, key, ulid, host)
-     where exists (select from restante.op_parked where table_name = $1)
-       and op_parked.table_name = $1
+     where op_parked.table_name = $1
        and op_parked.key_hash = applied.key_hash
        and op_parked.key = applied.key
        and (op_parked.ulid < applied.ulid

@@ -1,5 +1,6 @@
 -- name: begin
--- The texts of values are as in capture, whatever the database's defaults.
+-- The texts of values are as in capture, whatever the database's defaults.  Each statement is planned for the
+-- tables as they are now: a plan from when they were small would scan them for each record.
 select set_config('search_path', $1, true),
        set_config('lock_timeout', $2, true),
        set_config('restante.applying', 'on', true),
@@ -8,19 +9,24 @@ select set_config('search_path', $1, true),
        set_config('intervalstyle', 'postgres', true),
        set_config('extra_float_digits', '1', true),
        set_config('bytea_output', 'hex', true),
+       set_config('plan_cache_mode', 'force_custom_plan', true),
+       set_config('enable_sort', 'on', true),
        pg_current_xact_id();
 
 -- name: append
+-- $2 to $5 describe the ops; the rest has one value per record, the first of them being the op's number.
 insert into restante.ops (
     table_id, arrived_at, era, xid, ulid, n, origin, action, approximate, key_hash, old_hash, key, data
 )
 select $1, arrival.at, arrival.era, arrival.xid,
-       new.ulid, new.n, new.origin, new.action::"char", new.approximate, new.key_hash, new.old_hash,
-       new.key, new.data
+       ($2::uuid[])[new.op], new.n, ($3::integer[])[new.op], ($4::text[])[new.op]::"char",
+       ($5::boolean[])[new.op], new.key_hash, new.old_hash, new.key, new.data
   from rows from (
-    unnest($2::uuid[], $3::integer[], $4::integer[], $5::text[], $6::boolean[], $7::bigint[], $8::bigint[], $9::text[]),
-    json_array_elements($10::json)
-  ) as new (ulid, n, origin, action, approximate, key_hash, old_hash, key, data)
+    unnest(string_to_array($6, ',')::integer[], string_to_array($7, ',')::integer[],
+           string_to_array($8, ',')::bigint[], string_to_array($9, ',', '')::bigint[]),
+    json_array_elements_text($10::json),
+    json_array_elements($11::json)
+  ) as new (op, n, key_hash, old_hash, key, data)
  cross join (
     select clock_timestamp() as at,
            restante.op_current_era() as era,
