@@ -126,14 +126,14 @@ class Snapshots(Logs):
         record, change = theirs.record, theirs.change
         if verdict.reports and held != change:
             self.ledger.report(held)
-        if have == record:
-            self.ledger.merge(held, change)
         node.put(key, record)
         if verdict.version is None:
             self._hold(node, key, change)
             return
         if change is None:
             change = self.ledger.nothing(key).number
+        if have == record:
+            self.ledger.merge(held, change)
         self._hold(node, key, change)
         if theirs.newest is not None or self.laws.logs_snapshots:
             op = Newest(verdict.version, record is None, verdict.is_approximate)

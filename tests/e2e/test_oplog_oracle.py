@@ -1,0 +1,153 @@
+"""
+Nodes of the op log as real processes: after any faults their tables are equal, and every op is
+accounted for.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import soak
+from oplog.oracle import KEYS, Node, Nodes, Writer, until_accounted
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+# Ten minutes apart, and none so far ahead that its ops are parked.
+OFFSETS = (-310, 0, 285)
+SECONDS = soak.seconds(5, long=15)
+
+
+@pytest.fixture
+def nodes(place: Path) -> Iterator[Nodes]:
+    with Nodes(place, random.Random(0)) as nodes:
+        yield nodes
+
+
+async def writing(
+    nodes: Sequence[Node],
+    chance: random.Random,
+    seconds: float,
+    *,
+    until: "asyncio.Task[None] | None" = None,
+) -> None:
+    """Let applications write to all nodes for a while, and until a task has ended."""
+    writers = [Writer(node, random.Random(chance.random())) for node in nodes for _ in range(2)]
+    async with asyncio.TaskGroup() as group:
+        for writer in writers:
+            group.create_task(writer.run())
+        await asyncio.sleep(seconds)
+        if until:
+            await until
+        for writer in writers:
+            writer.is_writing = False
+
+
+class Faults:
+    """Does random harm to some nodes, one thing after the other."""
+
+    def __init__(self, nodes: Nodes, harmed: Sequence[Node], *, may_pause: bool) -> None:
+        self.done: list[str] = []
+        self._nodes = nodes
+        self._harmed = harmed
+        self._may_pause = may_pause
+
+    async def cause(self, seconds: float) -> None:
+        """At least one fault, and more until the time is over."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + seconds
+        while not self.done or loop.time() < ends_at:
+            await self._one(self._nodes.chance.choice(self._harmed))
+
+    async def _one(self, node: Node) -> None:
+        chance = self._nodes.chance
+        kinds = ["cut", "storm", "push", "kill", "backend", "postmaster"]
+        kind = chance.choice([*kinds, "pause"] if self._may_pause else kinds)
+        self.done.append(f"{kind} {node.name}")
+        match kind:
+            case "cut":
+                await self._nodes.cut_some(chance.uniform(0.1, 1.5))
+            case "storm":
+                await self._nodes.storm(chance.uniform(0.1, 1))
+            case "push":
+                await self._nodes.push_again()
+            case "pause":
+                await paused(node, chance)
+            case _:
+                await self._kill(node, kind)
+
+    async def _kill(self, node: Node, kind: str) -> None:
+        match kind:
+            case "kill":
+                await asyncio.to_thread(node.kill)
+            case "backend":
+                node.kill_backend(self._nodes.chance)
+            case _:
+                node.kill_postmaster()
+        await asyncio.to_thread(node.until_ready)
+
+
+async def paused(node: Node, chance: random.Random) -> None:
+    """A bulk load that is not logged; peers take a snapshot afterwards."""
+    node.has_paused = True
+    await node.command("pause", "notes")
+    connection = await node.connect()
+    await connection.execute(
+        "insert into notes select 'k' || lpad(i::text, 2, '0'), 'bulk ' || $1, i "
+        "from generate_series($2::int, $2 + 9) as i on conflict (id) do nothing",
+        node.name,
+        chance.randrange(30),
+    )
+    await connection.execute("delete from notes where id = $1", chance.choice(KEYS))
+    await connection.close()
+    await node.command("resume", "notes")
+
+
+async def harmed(
+    nodes: Nodes, some: list[Node], seconds: float, *, may_pause: bool = False
+) -> list[str]:
+    """Applications write to all nodes while these are harmed; then everything works again."""
+    faults = Faults(nodes, some, may_pause=may_pause)
+    causing = asyncio.create_task(faults.cause(seconds))
+    await writing(nodes.every, nodes.chance, seconds, until=causing)
+    nodes.calm()
+    for node in nodes.every:
+        await asyncio.to_thread(node.until_ready)
+    return faults.done
+
+
+async def test_three_nodes_become_equal(nodes: Nodes):
+    """Without any faults, in a mesh."""
+    three = await nodes.start(*OFFSETS)
+    nodes.mesh(three)
+
+    await writing(three, nodes.chance, 2)
+
+    await until_accounted(three)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+async def test_nodes_become_equal_whatever_happens_to_them(place: Path):
+    """Kills, cut links, lost answers, repeated pushes, clocks ten minutes apart, snapshots."""
+    for run in soak.runs(1):
+        with run as chance, Nodes(place / str(run.seed), chance) as nodes:
+            three = await nodes.start(*OFFSETS)
+            connect(nodes, three, chance.choice(["mesh", "chain"]))
+
+            done = await harmed(nodes, three, SECONDS, may_pause=chance.random() < 0.5)
+
+            print(", ".join(done), flush=True)
+            await until_accounted(three)
+
+
+def connect(nodes: Nodes, some: Sequence[Node], topology: str) -> None:
+    if topology == "mesh":
+        nodes.mesh(some)
+        return
+    for one, other in itertools.pairwise(some):
+        nodes.link(one, other)
+    if topology == "ring":
+        nodes.link(some[-1], some[0])
