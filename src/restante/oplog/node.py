@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 from restante.database.pool import Database
 from restante.http.body_room import BodyRoom
+from restante.oplog.callbacks import Callbacks
 from restante.oplog.log import Limits
+from restante.oplog.outbox import Outbox
 from restante.oplog.peer_auth import OpenTo
 from restante.oplog.rates import PeerRates
 from restante.oplog.watch import Watcher
@@ -19,6 +21,8 @@ class Node:
 
     db: Database
     watcher: Watcher
+    outbox: Outbox
+    callbacks: Callbacks = field(default_factory=Callbacks)
     own_url: str | None = None  # under which peers know us, normalised
     open_to: OpenTo = field(default_factory=OpenTo)
     page_limits: Limits = field(default_factory=Limits)

@@ -8,7 +8,7 @@ not tried again, because a later one may have been sent by then.
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -71,24 +71,20 @@ class _Queue:
 class Outbox:
     """The queues of this process, and what sends them."""
 
-    def __init__(
-        self,
-        db: Database,
-        remote: Remote,
-        watcher: Watcher,
-        *,
-        pushes_to: Callable[[Peer], bool] = lambda _peer: True,
-    ) -> None:
+    def __init__(self, db: Database, watcher: Watcher) -> None:
         self._db = db
-        self._remote = remote
         self._watcher = watcher
-        # Of several servers one sends the log to a peer: two would send it in two orders.
-        self._pushes_to = pushes_to
+        self._remote: Remote | None = None  # while it runs
         self._queues: dict[int, _Queue] = {}
         self._senders: dict[int, asyncio.Task[None]] = {}
         self.sent = 0
         self.failed = 0
-        self.dropped = 0
+        self.dropped_by = Counter[str]()  # host of the peer
+
+    @property
+    def dropped(self) -> int:
+        """Ops that were never sent, of all peers."""
+        return self.dropped_by.total()
 
     async def send_transient(self, op: Op) -> int:
         """Queue an op that is in no log for every peer that may see it; returns for how many."""
@@ -100,28 +96,36 @@ class Outbox:
             self._put(peer, op, size)
         return len(interested)
 
-    async def run(self) -> None:
-        """Push fresh ops of this node until cancelled; what is queued then is lost."""
+    async def run(self, remote: Remote, pushes_to: Callable[[Peer], bool]) -> None:
+        """
+        Push until cancelled; what is queued then is lost.
+
+        Of several servers one pushes the log to a peer: two would do it in two orders.
+        """
+        self._remote = remote
+        for queue in self._queues.values():
+            self._start(queue)
         try:
             while True:
                 try:
-                    await self._follow_log()
+                    await self._follow_log(pushes_to)
                 except RestanteError as error:
                     log.warning("outbox_interrupted", code=error.code, reason=str(error))
                 except Exception:
                     log.exception("outbox_interrupted")
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_SECONDS)
         finally:
+            self._remote = None
             senders = list(self._senders.values())
             for sender in senders:
                 sender.cancel()
             await asyncio.gather(*senders, return_exceptions=True)
 
-    async def _follow_log(self) -> None:
+    async def _follow_log(self, pushes_to: Callable[[Peer], bool]) -> None:
         """From the present end of the log on."""
         position: Position | None = None
         while True:
-            listeners = await self._listeners()
+            listeners = [peer for peer in await self._without_long_poll() if pushes_to(peer)]
             if not listeners:
                 position = None
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_SECONDS)
@@ -130,11 +134,11 @@ class Outbox:
                 position = await self._queue_after(position, listeners)
                 await waiting.next(_LOOK_SECONDS)
 
-    async def _listeners(self) -> list[Peer]:
+    async def _without_long_poll(self) -> list[Peer]:
         """The peers that do not wait for news themselves."""
         async with self._db.connection() as connection:
             everybody = await peers.all_peers(connection)
-        return [peer for peer in everybody if peer.protocol == "ulid" and self._pushes_to(peer)]
+        return [peer for peer in everybody if peer.protocol == "ulid"]
 
     async def _queue_after(self, after: Position | None, listeners: list[Peer]) -> Position:
         """Queue what this node has logged since; returns the position up to which it was read."""
@@ -160,23 +164,27 @@ class Outbox:
     def _put(self, peer: Peer, op: Op, size: int) -> None:
         queue = self._queues.setdefault(peer.id, _Queue(peer))
         queue.peer = peer
-        self.dropped += queue.put(op, size)
-        sender = self._senders.get(peer.id)
-        if sender is None or sender.done():
-            self._senders[peer.id] = asyncio.create_task(self._send(queue))
+        self.dropped_by[peer.host] += queue.put(op, size)
+        self._start(queue)
 
-    async def _send(self, queue: _Queue) -> None:
+    def _start(self, queue: _Queue) -> None:
+        sender = self._senders.get(queue.peer.id)
+        if self._remote is not None and (sender is None or sender.done()):
+            sending = self._send(queue, self._remote)
+            self._senders[queue.peer.id] = asyncio.create_task(sending)
+
+    async def _send(self, queue: _Queue, remote: Remote) -> None:
         """Send what waits, one after the other; ends when nothing does."""
         while queue.waiting:
             op = queue.take()
             try:
-                await self._remote.push(queue.peer, op)
+                await remote.push(queue.peer, op)
                 self.sent += 1
             except PeerUnreachable as error:
                 self.failed += 1
                 if error.facts.get("status") in _TAKES_NO_PUSHES:
                     queue.refused_until = time.monotonic() + REFUSED_SECONDS
-                    self.dropped += len(queue.waiting)
+                    self.dropped_by[queue.peer.host] += len(queue.waiting)
                     queue.waiting.clear()
                     queue.bytes = 0
 

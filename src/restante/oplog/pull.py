@@ -50,6 +50,11 @@ class Puller:
     pace: Pace
     clock: Callable[[], datetime]
     callbacks: Callbacks = field(default_factory=Callbacks)
+    _held: set[int] = field(default_factory=set[int])
+
+    def pulls_from(self, peer: Peer) -> bool:
+        """Whether it is this process that does."""
+        return peer.id in self._held
 
     async def run(self) -> None:
         """Supervise one task per peer; a failure of the database is waited out."""
@@ -75,8 +80,11 @@ class Puller:
         try:
             while True:
                 await _adjust(connection, follower, tasks)
+                self._held.clear()
+                self._held.update(tasks)
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
+            self._held.clear()
             await _cancel([one.task for one in tasks.values()])
 
 

@@ -34,6 +34,7 @@ from restante.http.turns import Turns
 from restante.oplog import tables
 from restante.oplog.following import Pace
 from restante.oplog.node import Node
+from restante.oplog.outbox import Outbox
 from restante.oplog.pull import Puller
 from restante.oplog.remote import Remote
 from restante.oplog.subject import (
@@ -319,12 +320,18 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         serve_acked=settings.serve_acked,
         upload_limits=policies.upload_limits(settings),
         origins=allowed_origins(settings, on_loopback=is_loopback(settings.host)),
-        oplog=Node(
-            db=db,
-            watcher=Watcher(db),
-            own_url=policies.own_url(settings),
-            open_to=policies.ops_open_to(settings),
-        ),
+        oplog=_node(settings, db),
+    )
+
+
+def _node(settings: Settings, db: Database) -> Node:
+    watcher = Watcher(db)
+    return Node(
+        db=db,
+        watcher=watcher,
+        outbox=Outbox(db, watcher),
+        own_url=policies.own_url(settings),
+        open_to=policies.ops_open_to(settings),
     )
 
 
@@ -359,20 +366,25 @@ async def notifying(wakeups: Wakeups) -> AsyncIterator[Wakeups]:
 
 @asynccontextmanager
 async def pulling(settings: Settings, node: Node) -> AsyncIterator[None]:
-    """Pull the op logs of the peers while inside."""
+    """Pull the op logs of the peers, and push to them, while inside."""
 
     def clock() -> datetime:
         return datetime.now(UTC)
 
     async with Remote.opened(own_host=node.own_url or "", clock=clock) as remote:
         pace = Pace(pull_seconds=settings.ops_pull_seconds)
-        puller = Puller(node.db, remote, pace, clock)
-        task = asyncio.create_task(puller.run(), name="pull from peers")
+        puller = Puller(node.db, remote, pace, clock, node.callbacks)
+        tasks = [
+            asyncio.create_task(puller.run(), name="pull from peers"),
+            asyncio.create_task(node.outbox.run(remote, puller.pulls_from), name="push to peers"),
+            asyncio.create_task(node.callbacks.run(), name="callbacks for ops"),
+        ]
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait({task})
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
 
 def data_directory(settings: Settings) -> DataDirectory:
