@@ -37,6 +37,7 @@ FAST = {
     "synchronous_commit": "off",
     "full_page_writes": "off",
     "max_connections": "300",
+    "max_prepared_transactions": "10",
 }
 
 

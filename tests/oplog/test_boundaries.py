@@ -289,6 +289,28 @@ async def test_readers_of_old_eras_go_on(log: Log):
     assert after.ulids == [*log.sent[2:], ulid]
 
 
+async def test_a_prepared_transaction_holds_back_the_era_before_a_restart(
+    log: Log, connections: Connections
+):
+    """It survives the restart, and then its ops appear in an era that looked complete."""
+    ours, other = await own_reader(log.site), await connections()
+    await log.connection.execute("begin")
+    prepared = await append(log.connection, log.table, {"id": 6})
+    await log.connection.execute("prepare transaction 'slow'")
+    before = await append(other, log.table, {"id": 7})
+    await other.execute(
+        "select setval('restante.op_era', (extract(epoch from clock_timestamp()) * 1e6)::bigint)"
+    )
+    after = await append(other, log.table, {"id": 8})
+
+    held = await ours.read()
+    await other.execute("commit prepared 'slow'")
+    rest = await ours.read(position=held.headers[wire.NEXT_POSITION])
+
+    assert held.ulids == log.sent
+    assert rest.ulids == [prepared, before, after]
+
+
 async def test_strangers_learn_nothing(log: Log):
     page = await Reader(log.site, None).read(after=log.sent[0])
 
