@@ -310,6 +310,18 @@ class TableUntrackable(RestanteError):
     code = "table_untrackable"
 
 
+class PushedTableUnknown(RestanteError):
+    """An op was pushed for a table that is not tracked here, or that the peer may not send."""
+
+    code = "pushed_table_unknown"
+
+
+class OpRefused(RestanteError):
+    """An op was pushed that no node could apply, or in the name of another node."""
+
+    code = "op_refused"
+
+
 class TooManyHosts(RestanteError):
     """Ops of as many hosts are known as this node takes."""
 

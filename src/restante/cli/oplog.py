@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import App, Group, Parameter
 
-from restante.cli import oplog_peers, oplog_status, oplog_verify
+from restante.cli import oplog_parked, oplog_peers, oplog_status, oplog_verify
 from restante.cli.flags import DATABASE, flags_for, operator_for, settings_from
 from restante.cli.output import json_text, shown_bytes
 from restante.errors import BadRequest
@@ -41,7 +41,7 @@ def register(app: App, group: Group) -> None:
     oplog.command(tables_, name="tables")
     oplog.command(pause)
     oplog.command(resume)
-    for commands in (oplog_peers, oplog_status, oplog_verify):
+    for commands in (oplog_peers, oplog_parked, oplog_status, oplog_verify):
         commands.register(oplog)
     app.command(oplog)
 

@@ -69,7 +69,7 @@ async def merge(tx: Tx, incoming: Sequence[Record], context: Context) -> Merged:
         merged.conflicts += await conflicts.add(tx, table.name, found, now=context.now)
     await _write(tx, winners, merged)
     # Deferred constraints would fail at the commit, where nobody can tell which record it was.
-    await tx.execute("set constraints all immediate")
+    await tx.execute(queries.check_constraints)
     return merged
 
 

@@ -39,3 +39,6 @@ insert into restante.op_unsettled (table_id, key_hash, key, xid, data)
 select $1, key_hash, key, 0, data
   from unnest($2::bigint[], $3::text[], $4::json[]) as deleted (key_hash, key, data)
     on conflict (table_id, key_hash, key) do update set xid = 0;
+
+-- name: check_constraints
+set constraints all immediate;

@@ -24,7 +24,7 @@ from restante.http.operations import JsonPace
 from restante.http.origins import PREFLIGHT_STATUSES, CrossOrigin
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
-from restante.oplog import snapshot_web, verify_web, web as oplog
+from restante.oplog import push, snapshot_web, verify_web, web as oplog
 from restante.oplog.node import Node
 from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount
@@ -52,6 +52,7 @@ ROUTES: list[BaseRoute] = [
     *events.ROUTES,
     *sockets.ROUTES,
     *oplog.ROUTES,
+    *push.ROUTES,
     *snapshot_web.ROUTES,
     *verify_web.ROUTES,
     *admin.ROUTES,
