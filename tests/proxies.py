@@ -137,6 +137,8 @@ class Proxy(Listener):
         if fault.is_unanswered:
             return False
         writer.write(head)
+        if _is_chunked(head):
+            return await _relay_chunks(fault, there, writer)
         length = _content_length(head)
         most = length if fault.answer_bytes is None else fault.answer_bytes
         passing = min(length, most)
@@ -158,6 +160,28 @@ class Proxy(Listener):
         for hold in list(self._holds):
             if hold.answers is answers and hold.matches(request):
                 await hold.passed()
+
+
+async def _relay_chunks(
+    fault: Fault, there: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bool:
+    """Relay a body whose length is not known; False if it was cut."""
+    passed = 0
+    while True:
+        await asyncio.sleep(fault.delay_seconds)
+        size = await there.readuntil(b"\r\n")
+        chunk = size + await there.readexactly(int(size, 16) + len(b"\r\n"))
+        passed += len(chunk)
+        if fault.answer_bytes is not None and passed > fault.answer_bytes:
+            return False
+        writer.write(chunk)
+        await writer.drain()
+        if int(size, 16) == 0:
+            return True
+
+
+def _is_chunked(head: bytes) -> bool:
+    return re.search(rb"(?i)\r\ntransfer-encoding: *chunked", head) is not None
 
 
 def _content_length(head: bytes) -> int:
