@@ -346,3 +346,29 @@ def test_a_record_that_both_have_is_never_reported_as_lost(
     pair: SnapshotPair, sides: SnapshotSides
 ):
     assert not (pair.is_same and judge_snapshot(pair, sides).reports)
+
+
+@pytest.mark.parametrize(
+    ("is_repair", "is_same", "outcome"),
+    [
+        (True, False, Outcome.TAKE),
+        (True, True, Outcome.KEEP),
+        (False, False, Outcome.KEEP),
+    ],
+)
+def test_a_repair_takes_what_was_changed_behind_the_log(
+    is_repair: bool, is_same: bool, outcome: Outcome
+):
+    """Both logs have the same version, and the records differ: an operator says which is right."""
+    newest = Newest(THEIR_FLOOR, is_delete=False)
+    pair = SnapshotPair(
+        server=newest, own=newest, server_has_record=True, own_has_record=True, is_same=is_same
+    )
+    floors = THEIR_FLOOR.ulid, THEIR_FLOOR.ulid
+    sides = SnapshotSides(
+        "http://b", "http://a", *floors, is_first=False, has_read_us=True, is_repair=is_repair
+    )
+
+    verdict = judge_snapshot(pair, sides)
+
+    assert (verdict.outcome, verdict.version) == (outcome, None)

@@ -110,14 +110,14 @@ def resync(
     json
         Print JSON.
     """
-    records = asyncio.run(_resync(peer, table, flags, quiet=json))
+    asyncio.run(_resync(peer, table, flags, quiet=json))
     if json:
-        print(json_text({"peer": peer, "table": table, "compared": records}, indent=2))
+        print(json_text({"peer": peer, "table": table, "status": "complete"}, indent=2))
     else:
-        print(f"{table} was compared with {peer}: {records} records and deletes.")
+        print(f"{table} was taken from {peer}; newer changes of this node have stayed.")
 
 
-async def _resync(url: str, table: str, flags: Any, *, quiet: bool) -> int:
+async def _resync(url: str, table: str, flags: Any, *, quiet: bool) -> None:
     from restante.oplog import tables
     from restante.oplog.resync import Resync
 
@@ -126,7 +126,7 @@ async def _resync(url: str, table: str, flags: Any, *, quiet: bool) -> int:
         async with db.connection() as connection:
             own_host = await tables.own_host(connection)
         with console.status(f"{table}: waiting") as shown:
-            return await Resync(
+            await Resync(
                 db,
                 remote,
                 peer,
@@ -201,7 +201,8 @@ def _resumable(host: str, progress: "Progress") -> Iterator[None]:
 def _bar(progress: "Progress", *, quiet: bool) -> Iterator[None]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True, quiet=quiet)
-    with Bars(*columns, console=console, transient=True) as bars:
+    is_shown = console.is_terminal and not quiet
+    with Bars(*columns, console=console, transient=True, disable=not is_shown) as bars:
         task = bars.add_task("", total=None)
 
         def show(at: "Progress") -> None:

@@ -38,9 +38,9 @@ class Resync:
     on_progress: Callable[[str, int], None]  # the phase, and the records so far
     patience_seconds: float = 60.0  # without progress
 
-    async def run(self, name: str) -> int:
+    async def run(self, name: str) -> None:
         """
-        Take the snapshot to its end; returns how many records and deletes were compared.
+        Take the snapshot to its end.
 
         Raises TableNotTracked, BadRequest if the peer may not see the table, and PeerUnreachable if
         there is no progress: what was done stays, and the next attempt goes on.
@@ -51,31 +51,30 @@ class Resync:
                 raise TableNotTracked(f"{name} is not tracked by this node.")
             if not self.peer.may_see(name):
                 raise BadRequest(f"{self.peer.host} does not share {name} with this node.")
-            await taking.want(connection, self.peer, [table], is_for_gap=False, now=self.clock())
+            await taking.want(
+                connection, self.peer, [table], is_for_gap=False, is_repair=True, now=self.clock()
+            )
         async with self.db.session() as session:
             if await session.fetchval(locks.try_lock, self.peer.id):
-                return await self._take(table)
-        return await self._watch(table)
+                await self._take(table)
+                return
+        await self._watch(table)
 
-    async def _take(self, table: TrackedTable) -> int:
+    async def _take(self, table: TrackedTable) -> None:
         """Nobody pulls from the peer, and nobody begins to while we hold the lock."""
-        taker, records = Taker(self.db, self.remote, self.own_host, self.clock), 0
-        while (progress := await self._progress(table)) is not None:
-            records = progress[1]
+        taker = Taker(self.db, self.remote, self.own_host, self.clock)
+        while await self._progress(table) is not None:
             await taker.advance(self.peer)
-        return records
 
-    async def _watch(self, table: TrackedTable) -> int:
-        records, changed = 0, time.monotonic()
+    async def _watch(self, table: TrackedTable) -> None:
+        changed = time.monotonic()
         before: tuple[str, int] | None = None
         while (progress := await self._progress(table)) is not None:
             if progress != before:
                 before, changed = progress, time.monotonic()
             if time.monotonic() - changed > self.patience_seconds:
                 raise PeerUnreachable(await self._why())
-            records = progress[1]
             await asyncio.sleep(_LOOK_SECONDS)
-        return records
 
     async def _progress(self, table: TrackedTable) -> tuple[str, int] | None:
         async with self.db.connection() as connection:

@@ -136,6 +136,7 @@ class SnapshotSides:
     own_floor: UUID
     is_first: bool  # the server has never read from us
     has_read_us: bool  # its cursor on us is at or above our trimmed mark
+    is_repair: bool = False  # an operator trusts the server's records
 
 
 class Outcome(StrEnum):
@@ -166,12 +167,20 @@ def judge_snapshot(pair: SnapshotPair, sides: SnapshotSides) -> SnapshotVerdict:
         return _without_server_op(pair, sides)
     if pair.own is None:
         return _without_own_op(pair, pair.server, sides)
+    if sides.is_repair and _is_changed_unseen(pair, pair.server, pair.own):
+        return SnapshotVerdict(Outcome.TAKE)
     if pair.server.version <= pair.own.version:
         return SnapshotVerdict(Outcome.KEEP, reports=pair.own.is_approximate and not pair.is_same)
     if pair.server.is_approximate and not pair.is_same:
         # It says no more than "older than the floor".
         return _both_unsure(pair, sides)
     return _take(pair, sides)
+
+
+def _is_changed_unseen(pair: SnapshotPair, server: Newest, own: Newest) -> bool:
+    """One of the records was changed behind the log; nobody else has to hear of the repair."""
+    is_exact = not (server.is_approximate or own.is_approximate)
+    return server.version == own.version and is_exact and not pair.is_same
 
 
 def _without_own_op(pair: SnapshotPair, server: Newest, sides: SnapshotSides) -> SnapshotVerdict:

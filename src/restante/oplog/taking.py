@@ -41,17 +41,18 @@ _TRIES = 3
 _KEPT_OUT = "A trigger or a rule of the table keeps the record out of it."
 
 
-async def want(
+async def want(  # noqa: PLR0913 - what is wanted, and why
     connection: Connection,
     peer: Peer,
     wanted: Iterable[TrackedTable],
     *,
     is_for_gap: bool,
+    is_repair: bool = False,
     now: datetime,
 ) -> None:
     """Take snapshots of these tables before anything else is read from the peer."""
     ids = [table.id for table in wanted]
-    await connection.execute(queries.want, peer.id, ids, is_for_gap, now)
+    await connection.execute(queries.want, peer.id, ids, is_for_gap, now, is_repair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +351,7 @@ def _snapshot(row: Row) -> Snapshot:
         positions.parsed(row["server_cursor"] or ""),
         row["records"],
         row["begun"],
+        row["is_repair"],
     )
 
 

@@ -1,11 +1,16 @@
 -- The words in braces are expressions and identifiers of the tracked table, quoted in taking_page.py.
 
 -- name: want
--- One that is being taken goes on.
-insert into op_snapshots (peer_id, table_id, phase, is_for_gap, started_at, progressed_at)
-select $1, id, 'new', $3, $4, $4 from unnest($2::integer[]) as id
+-- One that is being taken goes on; but a repair begins it again, because it is about all records.
+insert into op_snapshots as taken (peer_id, table_id, phase, is_for_gap, started_at, progressed_at,
+                                   is_repair)
+select $1, id, 'new', $3, $4, $4, $5 from unnest($2::integer[]) as id
     on conflict (peer_id, table_id) do update
-   set is_for_gap = op_snapshots.is_for_gap or excluded.is_for_gap;
+   set is_for_gap = taken.is_for_gap or excluded.is_for_gap,
+       is_repair = taken.is_repair or excluded.is_repair,
+       phase = case when excluded.is_repair and not taken.is_repair then 'new' else taken.phase end,
+       after = case when excluded.is_repair and not taken.is_repair then '' else taken.after end,
+       start = case when excluded.is_repair and not taken.is_repair then '' else taken.start end;
 
 -- name: pending
 select op_snapshots.*, op_tables.name

@@ -68,6 +68,7 @@ class Snapshot:
     server_cursor: Position | None  # how far the server had read us when it began
     records: int
     begun: int
+    is_repair: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class Taking:
             own_floor=self.table.floor,
             is_first=cursor is None,
             has_read_us=cursor is not None and (trimmed is None or cursor >= trimmed),
+            is_repair=self.progress.is_repair,
         )
 
     @property

@@ -134,6 +134,7 @@ create table op_snapshots (
     phase          text        not null
                    check (phase in ('new', 'deletes', 'records', 'leftovers', 'own_deletes', 'done')),
     is_for_gap     boolean     not null,
+    is_repair      boolean     not null default false,
     after          text        not null default '',
     start          text        not null default '' collate "C",
     host           text        not null default '',
