@@ -38,11 +38,18 @@ _FULL_PAGE = 10_000
 # A peer that answers at once with nothing is not asked again at once.
 _LEAST_SECONDS = 0.2
 
+# What stops a page ends sooner than a failure of the peer.
+_LONGEST_STOP_SECONDS = 3.0
+
 _STOPPED = {
     "wait": "It must take its snapshot of this node before its older ops can be judged.",
     "busy": "Records of its ops are locked here.",
     "parked_full": "There is no room for more parked ops; retry or discard some of them.",
 }
+
+
+class Stopped(Exception):
+    """The rest of a page cannot be applied yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +94,14 @@ class Follower:
 
     async def _tried(self, peer: Peer, state: State) -> float:
         """Do the next thing; returns how long to pause."""
+        longest_seconds = self.pace.max_backoff_seconds
         try:
             pause_seconds = await self.advance(peer, state)
         except CursorMoved:
             return self.pace.first_backoff_seconds
+        except Stopped as error:
+            longest_seconds = _LONGEST_STOP_SECONDS
+            await self._note_failure(peer, str(error))
         except RestanteError as error:
             await self._note_failure(peer, str(error))
         except Exception:
@@ -103,7 +114,7 @@ class Follower:
             return pause_seconds
         state.failures += 1
         longest = self.pace.first_backoff_seconds * 2 ** min(state.failures - 1, 20)
-        return min(longest, self.pace.max_backoff_seconds)
+        return min(longest, longest_seconds)
 
     async def advance(self, peer: Peer, state: State) -> float:
         """Take a page of a snapshot, or of the log; returns how long to pause."""
@@ -239,7 +250,7 @@ class Follower:
         return 0 if is_further else self.pace.pull_seconds
 
     async def _apply(self, ops: Sequence[Op], source: Source, end: str) -> PageResult:
-        """Apply a page; raises CursorMoved, and PeerUnreachable if the rest has to wait."""
+        """Apply a page; raises CursorMoved, and Stopped if the rest has to wait."""
         cursor = source.peer.cursor
         if not ops and end == cursor:
             return PageResult(cursor)
@@ -253,7 +264,7 @@ class Follower:
             callbacks=self.callbacks,
         )
         if result.stopped:
-            raise PeerUnreachable(_STOPPED.get(result.stopped, result.stopped))
+            raise Stopped(_STOPPED.get(result.stopped, result.stopped))
         return result
 
     async def _count_gap(self, peer: Peer, gap: UUID) -> None:
