@@ -6,11 +6,15 @@ A test compares the table with the routes of the server: a new route must be add
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import WSServerHandshakeError
 from callers import FORM, Answer, Caller, Part, form, registered
 from sites import Site
+
+from restante.oplog import peers
+from restante.oplog.peers import Changes
 
 W = "/workspaces/{workspace_id}"
 A = "/admin/workspaces"
@@ -22,6 +26,11 @@ WORKSPACE = frozenset({"own"})
 WORKSPACE_OR_ADMIN = frozenset({"own", "admin"})
 ANY_WORKSPACE_OR_ADMIN = frozenset({"own", "other", "admin"})
 ADMIN_ALONE = frozenset({"admin"})
+PEER_ALONE = frozenset({"peer"})
+SUCCESS = frozenset({101, 200})
+# What a caller that is let in gets for a body that says nothing.
+INCOMPLETE = frozenset({400})
+PEER_URL = "http://127.0.0.1:9/peer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +44,15 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     acked: bool = False  # it is about a file that was acknowledged
     hides: bool = True  # a missing workspace gets the same refusal as another's
+    answers: frozenset[int] = SUCCESS  # what its callers get
 
 
 def registration(workspace_id: str) -> dict[str, Any]:
     return {"id": workspace_id, "agent_card": {"name": "x"}}
+
+
+def nothing(_workspace_id: str) -> dict[str, Any]:
+    return {}
 
 
 MESSAGE: dict[str, Any] = {
@@ -83,6 +97,20 @@ TABLE: dict[tuple[str, str], Call] = {
     ("GET", "/admin/retention/plan"): Call(ADMIN_ALONE),
     ("POST", "/admin/retention/sweep"): Call(ADMIN_ALONE),
     ("GET", "/admin/status"): Call(ADMIN_ALONE),
+    ("GET", "/internal/crud/sweep"): Call(PEER_ALONE),
+    ("POST", "/internal/crud/push"): Call(PEER_ALONE, json=nothing, answers=INCOMPLETE),
+    ("GET", "/internal/oplog/status"): Call(PEER_ALONE),
+    ("POST", "/internal/oplog/snapshot"): Call(PEER_ALONE, json=nothing, answers=INCOMPLETE),
+    ("POST", "/internal/oplog/snapshot/page"): Call(PEER_ALONE, json=nothing, answers=INCOMPLETE),
+    ("POST", "/internal/oplog/snapshot/missing"): Call(
+        PEER_ALONE, json=nothing, answers=INCOMPLETE
+    ),
+    ("POST", "/internal/oplog/digest/tables"): Call(PEER_ALONE, json=nothing),
+    ("POST", "/internal/oplog/digest"): Call(PEER_ALONE, json=nothing, answers=INCOMPLETE),
+    ("POST", "/internal/oplog/digest/records"): Call(PEER_ALONE, json=nothing, answers=INCOMPLETE),
+    ("GET", "/admin/oplog/peers"): Call(ADMIN_ALONE),
+    ("POST", "/admin/oplog/peers"): Call(ADMIN_ALONE, json=lambda _: {"url": PEER_URL}),
+    ("DELETE", "/admin/oplog/peers"): Call(ADMIN_ALONE, query={"url": PEER_URL}),
     ("WS", W + "/ws"): Call(WORKSPACE_OR_ADMIN),
     ("WS", "/ws"): Call(ANY_WORKSPACE_OR_ADMIN),
 }
@@ -96,6 +124,7 @@ class Victim:
     file_id: str  # waits
     acked_id: str
     row_id: str
+    peer_token: str  # of a peer of the op log, which no workspace has to do with
 
     def file_for(self, call: Call) -> str:
         return self.acked_id if call.acked else self.file_id
@@ -107,7 +136,15 @@ async def victim_on(site: Site) -> Victim:
     await caller.upload(Part(b"secret-3"), Idempotency_Key=KEY)
     await caller.ack(acked)
     rows = await caller.feed()
-    return Victim(caller, waiting, acked, rows[-1]["id"])
+    return Victim(caller, waiting, acked, rows[-1]["id"], await _peer_of(site))
+
+
+async def _peer_of(site: Site) -> str:
+    async with site.state.db.connection() as connection:
+        added = await peers.add(
+            connection, PEER_URL, Changes(renews_token=True), now=datetime.now(UTC)
+        )
+    return added.token or ""
 
 
 async def make(

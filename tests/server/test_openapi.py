@@ -38,6 +38,9 @@ OPERATIONS = {
 
 # Public and stable: generated clients use them as names.
 OPERATION_IDS = {
+    ("DELETE", "/admin/oplog/peers"): "oplog_remove_peer",
+    ("GET", "/admin/oplog/peers"): "oplog_list_peers",
+    ("POST", "/admin/oplog/peers"): "oplog_add_peer",
     ("GET", "/admin/retention/plan"): "retention_plan",
     ("POST", "/admin/retention/sweep"): "retention_sweep",
     ("GET", "/admin/status"): "retention_status",
@@ -48,6 +51,15 @@ OPERATION_IDS = {
     ("GET", "/docs"): "docs_read",
     ("GET", "/events/stream"): "events_stream_any",
     ("GET", "/health"): "health_health",
+    ("POST", "/internal/crud/push"): "oplog_push",
+    ("GET", "/internal/crud/sweep"): "oplog_sweep",
+    ("GET", "/internal/oplog/status"): "oplog_status",
+    ("POST", "/internal/oplog/digest"): "oplog_digest",
+    ("POST", "/internal/oplog/digest/records"): "oplog_records",
+    ("POST", "/internal/oplog/digest/tables"): "oplog_tables",
+    ("POST", "/internal/oplog/snapshot"): "oplog_begin",
+    ("POST", "/internal/oplog/snapshot/missing"): "oplog_missing",
+    ("POST", "/internal/oplog/snapshot/page"): "oplog_page",
     ("GET", "/metrics"): "health_metrics",
     ("GET", "/openapi.json"): "docs_document",
     ("GET", "/ready"): "health_ready",
@@ -159,6 +171,7 @@ def test_operation_ids_and_tags_stay_what_generated_clients_use():
         ("workspaces_show", [{"admin": []}]),
         ("feed_read", [{"workspace": []}, {"admin": []}]),
         ("messages_send", [{"sender": []}, {"admin": []}]),
+        ("oplog_sweep", [{"peer": []}]),
         ("uploads_content", [{"workspace": []}, {"admin": []}]),
     ],
 )

@@ -35,7 +35,7 @@ from restante.oplog.boundary import Refusal
 from restante.oplog.node import Node
 from restante.wire.oplog import Op
 
-TAG = "op log"
+TAG = "oplog"
 
 MAX_PUSH_BYTES = 16 * 1024 * 1024
 

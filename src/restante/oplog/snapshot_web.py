@@ -19,7 +19,7 @@ from restante.oplog import peer_auth, snapshot
 from restante.oplog.node import Node
 from restante.wire import oplog as wire
 
-TAG = "op log"
+TAG = "oplog"
 
 # A key may be long, and up to a thousand are asked for at once.
 _MAX_KEYS_BYTES = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ from restante.oplog import peer_auth, status
 from restante.oplog.comparison import Here
 from restante.wire import oplog_digests as wire
 
-TAG = "op log"
+TAG = "oplog"
 
 # Ranges and keys of a request, of which a key may be long.
 _MAX_BODY_BYTES = 4 * 1024 * 1024

@@ -34,7 +34,7 @@ from restante.text import printable
 from restante.wire import common, oplog as wire, oplog_peers
 from restante.workspaces import auth
 
-TAG = "op log"
+TAG = "oplog"
 
 LONGEST_WAIT_SECONDS = 60
 _MAX_PEER_BYTES = 256 * 1024
