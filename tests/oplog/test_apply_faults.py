@@ -183,9 +183,7 @@ async def test_the_same_op_is_parked_once(db: Database):
         assert len(await parked.listed(connection)) == 1
 
 
-async def test_no_room_for_parked_ops_stops_the_page(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-):
+async def test_no_room_for_parked_ops_stops_the_page(db: Database, monkeypatch: pytest.MonkeyPatch):
     """What is parked is not dropped: the peer's log keeps the rest."""
     await family(db)
     monkeypatch.setattr(parking, "MAX_BYTES", 0)

@@ -55,7 +55,7 @@ select op_parked.*
    and case
         when op_parked.reason = 'future' then op_parked.ulid < $2
         else op_parked.tried_at
-                 <= $1 - least(interval '5 s' * 2 ^ least(op_parked.tries, 12), interval '1 h')
+                 <= $1::timestamptz - least(interval '5 s' * 2 ^ least(op_parked.tries, 12), interval '1 h')
              or (op_parked.reason = 'foreign_key' and referred.changed_at > op_parked.tried_at)
        end
  order by op_parked.ulid
