@@ -42,7 +42,9 @@ class Part:
 
 async def parsed(connection: Connection, text: str) -> tuple[str, str]:
     """Schema and name of a table as an operator writes it; without a schema it is in `public`."""
-    parts = await connection.fetchval(queries.parsed_name, text)
+    parts = None
+    if "\0" not in text:
+        parts = await connection.fetchval(queries.parsed_name, text)
     match parts:
         case [name]:
             return "public", name
@@ -80,11 +82,11 @@ async def facts_of(connection: Connection, table: TrackedTable) -> Facts | None:
 
 async def find(connection: Connection, text: str) -> TrackedTable:
     """The tracked table that an operator means: the name that peers use, or the table's own."""
-    schema, name = None, None
-    row = await connection.fetchrow(queries.name_of, text, schema, name)
+    row = None
+    if "\0" not in text:
+        row = await connection.fetchrow(queries.name_of, text, None, None)
     if row is None:
-        schema, name = await parsed(connection, text)
-        row = await connection.fetchrow(queries.name_of, text, schema, name)
+        row = await connection.fetchrow(queries.name_of, text, *await parsed(connection, text))
     table = await tables.find(connection, row["name"]) if row else None
     if table is None:
         raise TableNotTracked(
