@@ -98,9 +98,17 @@ async def with_much_to_read(server: Watched) -> tuple[Workspace, str]:
     return workspace, rows.json[0]["id"]
 
 
+async def add_peer(server: Watched) -> str:
+    """A peer of the op log, which cannot be reached; returns its token."""
+    body = json.dumps({"url": "http://127.0.0.1:9"}).encode()
+    answer = await server.ask("POST", "/admin/oplog/peers", token=ADMIN_TOKEN, body=body)
+    return answer.json["token"]
+
+
 async def targets_of(server: Watched) -> list[Target]:
     """A workspace of its own for each, because some of them change or remove it."""
     full, row_id = await with_much_to_read(server)
+    peer_token = await add_peer(server)
     targets: list[Target] = []
     for method, path, caller in methods():
         workspace = full if method == "GET" else await server.register()
@@ -110,7 +118,7 @@ async def targets_of(server: Watched) -> list[Target]:
             where += f"?last_event_id={row_id}"
         if path.endswith("/chat/uploads"):
             lines = (f"Content-Type: {FORM}",)
-        token = ADMIN_TOKEN if caller == "admin" else workspace.token
+        token = {"admin": ADMIN_TOKEN, "peer": peer_token}.get(caller, workspace.token)
         targets.append(Target(server.url, method, where, token, lines))
     return targets
 
