@@ -50,13 +50,11 @@ def samples() -> dict[str, set[str]]:
     metrics.workspaces.lag.labels("some")
     metrics.workspaces.written.labels("some")
     metrics.workspaces.feed_bytes.labels("some")
-    metrics.oplog.parked.labels("future")
     for gauge in (metrics.oplog.lag_ops, metrics.oplog.lag_bytes, metrics.oplog.lag_seconds):
         gauge.labels("some", "in")
     for by_peer in (metrics.oplog.skew, metrics.oplog.failing, metrics.oplog.differences):
         by_peer.labels("some")
-    metrics.oplog.outbox_dropped.labels("some")
-    for name in ("applied", "superseded", "conflicts", "gaps"):
+    for name in ("applied", "superseded", "conflicts", "gaps", "outbox_dropped"):
         metrics.oplog.totals.saw(name, {"some": 0})
     return {
         sample.name: set(sample.labels)

@@ -189,6 +189,8 @@ _RECORD_FAULTS = (
     ),
 )
 
+RECORD_FAULTS = tuple(name for _, name in _RECORD_FAULTS)
+
 
 def is_uncertain(error: BaseException) -> bool:
     """Whether the server may have committed, although the driver raised this."""

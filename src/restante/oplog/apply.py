@@ -37,6 +37,9 @@ log = structlog.get_logger()
 
 queries = sql.load("restante.oplog", "apply")
 
+# Since the process began, by reason: for its metrics.
+refused_so_far = Counter[str]()
+
 # How often a piece is tried again because a record appeared meanwhile.
 _TRIES = 3
 # A piece of this size is not halved to find the record that somebody has locked.
@@ -240,6 +243,9 @@ class _Applier:
         result.superseded += merged.superseded
         result.conflicts += merged.conflicts
         result.refused_by += piece.refused
+        refused_so_far.update(piece.refused)
+        if piece.refused:
+            log.warning("ops_refused", peer=self.page.source.peer.host, records=dict(piece.refused))
         result.parked_by.update(one.reason for one in counts.parked)
         self._call_back(piece, merged)
 

@@ -1,8 +1,9 @@
 """The background jobs of a server: what runs, how often, and for how long at most."""
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-from restante.oplog import looks, status
+from restante.oplog import apply, looks, status
 from restante.oplog.remote import Remote
 from restante.retention import upkeep
 from restante.retention.subjects import Subjects
@@ -39,6 +40,7 @@ class _Jobs:
         self._services = services
         self._subjects = subjects
         self._appended = status.Appended()
+        self._refused = Counter(apply.refused_so_far)
         self._phantom_stale = timedelta(seconds=settings.phantom_stale_seconds)
 
     async def create_partitions(self) -> None:
@@ -89,7 +91,11 @@ class _Jobs:
         found = await status.look(db, now=now)
         async with db.connection() as connection:
             appended = await self._appended.since_last_look(connection)
-        self._services.metrics.oplog.saw(found, appended=appended, now_seconds=now.timestamp())
+        refused = apply.refused_so_far - self._refused
+        self._refused += refused
+        metrics, dropped = self._services.metrics.oplog, self._services.oplog.outbox.dropped_by
+        metrics.saw_counts(appended=appended, refused=refused, outbox_dropped=dropped)
+        metrics.saw(found, now_seconds=now.timestamp())
 
     async def look_at_peers(self) -> None:
         """A client per pass: there are few peers, and some are away for long."""

@@ -11,17 +11,22 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from restante.database.driver_errors import RECORD_FAULTS
 from restante.oplog.boundary import Refusal
+from restante.oplog.rules import Verdict
 from restante.server.metric_page import Page
 from restante.wire.oplog_status import Lag, OplogStatus
 
-# A name on the metrics page, what it means, and the field of the peer's status.
-_TOTALS = {
+# By the field of the peer's status.
+_OF_STATUS = {
     "applied": "Changed records of a peer that were applied.",
     "superseded": "Changed records of a peer that were older than what this node has.",
     "conflicts": "Changes that lost against one they had not seen, found when reading this peer.",
     "gaps": "Times that a peer had deleted ops before this node read them.",
 }
+_DROPPED = "outbox_dropped"
+_TOTALS = _OF_STATUS | {_DROPPED: "Ops that were not pushed because the outbox was full."}
+_PARKED_REASONS = (*RECORD_FAULTS, Verdict.PARK_FUTURE, Verdict.PARK_FLOOR)
 _TABLE_STATES = ("tracked", "paused", "missing")
 _IN, _OUT = "in", "out"
 
@@ -60,7 +65,8 @@ class OplogMetrics:
         self.parked = for_all.gauge(
             "oplog_parked", "Records of peers that wait because they cannot be applied.", ["reason"]
         )
-        self._parked_reasons = set[str]()
+        for reason in _PARKED_REASONS:
+            self.parked.labels(reason)
         self.tables = for_all.gauge("oplog_tables", "Tracked tables by state.", ["state"])
         for state in _TABLE_STATES:
             self.tables.labels(state)
@@ -77,6 +83,7 @@ class OplogMetrics:
         self.snapshot_records = for_all.gauge(
             "oplog_snapshot_records", "Records that those snapshots have taken so far."
         )
+        self._dropped: dict[str, int] = {}
         self.totals = Totals(for_operator.namespace)
         for_operator.registry.register(self.totals)
         self.lag_ops = for_operator.gauge(
@@ -101,18 +108,23 @@ class OplogMetrics:
         self.differences = for_operator.gauge(
             "oplog_schema_differences", "Columns that differ from a peer's.", ["peer"]
         )
-        self.outbox_dropped = for_operator.counter(
-            "oplog_outbox_dropped_total",
-            "Ops that were not pushed because the outbox of the peer was full.",
-            ["peer"],
-        )
 
-    def saw(self, found: OplogStatus, *, appended: int, now_seconds: float) -> None:
-        """Set everything to what a look found; peers that were removed disappear."""
+    def saw_counts(
+        self, *, appended: int, refused: Mapping[str, int], outbox_dropped: Mapping[str, int]
+    ) -> None:
+        """What was appended and refused since the last look, and dropped since the start."""
         self.appended.inc(appended)
+        for reason, count in refused.items():
+            self.refused.labels(reason).inc(count)
+        self._dropped = dict(outbox_dropped)
+
+    def saw(self, found: OplogStatus, *, now_seconds: float) -> None:
+        """Set everything to what a look found; peers that were removed disappear."""
         self._saw_node(found)
-        for name in _TOTALS:
+        for name in _OF_STATUS:
             self.totals.saw(name, {peer.host: getattr(peer, name) for peer in found.peers})
+        hosts = [peer.host for peer in found.peers]
+        self.totals.saw(_DROPPED, {host: self._dropped.get(host, 0) for host in hosts})
         for gauge in (self.lag_ops, self.lag_bytes, self.lag_seconds, self.skew, self.failing):
             gauge.clear()
         self.differences.clear()
@@ -124,11 +136,9 @@ class OplogMetrics:
             failing = now_seconds - since.timestamp() if since else 0
             self.failing.labels(peer.host).set(max(failing, 0))
             self.differences.labels(peer.host).set(len(peer.schema_differences))
-            self.outbox_dropped.labels(peer.host)
 
     def _saw_node(self, found: OplogStatus) -> None:
-        self._parked_reasons |= found.parked.keys()  # one that was seen once stays, at 0
-        for reason in self._parked_reasons:
+        for reason in _PARKED_REASONS:
             self.parked.labels(reason).set(found.parked.get(reason, 0))
         states = [table.state for table in found.tables]
         for state in _TABLE_STATES:
