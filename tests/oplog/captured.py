@@ -49,7 +49,11 @@ async def changes_of(connection: Connection, table: str = "pages") -> list[tuple
 async def records_of(connection: Connection, table: str = "public.pages") -> list[Any]:
     """The contents of a table, as JSON objects."""
     rows = await connection.fetch(f"select row_to_json(t)::text from {table} as t")
-    return sorted((json.loads(row[0]) for row in rows), key=json.dumps)
+    return sorted((json.loads(row[0]) for row in rows), key=_sorted_text)
+
+
+def _sorted_text(record: Any) -> str:
+    return json.dumps(record, sort_keys=True)
 
 
 async def replayed(connection: Connection, table: str = "pages") -> list[Any]:
@@ -57,4 +61,4 @@ async def replayed(connection: Connection, table: str = "pages") -> list[Any]:
     newest: dict[str, Logged] = {}
     for one in sorted(await log_of(connection, table), key=lambda one: one.ulid):
         newest[json.dumps(one.key)] = one
-    return sorted((one.data for one in newest.values() if one.action != "d"), key=json.dumps)
+    return sorted((one.data for one in newest.values() if one.action != "d"), key=_sorted_text)
