@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from callers import Caller, ask, registered
+from callers import ADMIN, Caller, ask, registered
 from sites import ADMIN_TOKEN, Site
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -27,11 +27,20 @@ EXAMPLES = 5 * int(os.environ.get("SOAK_RUNS", "1"))
 # Requests that the schema allows and the server refuses, because of what is not in the schema:
 # whether a row or byte exists, whether a key is new, which addresses can be called, how long files
 # may wait here, that of two cursors one is sent, that 1.0 is not an integer here, that messages
-# have parts.
+# have parts, what is the address of a node, an op or a position of its log.
 REFUSED_THOUGH_VALID = {
     "feed_read": ["400", "410"],
     "feed_acknowledge": ["400"],
     "messages_send": ["400"],
+    "oplog_add_peer": ["400"],
+    "oplog_sweep": ["400"],
+    "oplog_push": ["400", "406", "422"],
+    "oplog_begin": ["400"],
+    "oplog_page": ["400", "410"],
+    "oplog_missing": ["400", "410"],
+    "oplog_digest": ["400"],
+    "oplog_records": ["400"],
+    "oplog_tables": [],
     "workspaces_heartbeat": ["400"],
     "workspaces_register": ["400"],
     "workspaces_change": ["400"],
@@ -42,11 +51,12 @@ REFUSED_THOUGH_VALID = {
     "events_stream_any_head": ["400", "410"],
 }
 # An empty Last-Event-ID counts as none; any part of a form is bytes, and so can be a file; messages
-# may have older shapes; an empty parent_id counts as not sent.
+# may have older shapes; an empty parent_id counts as not sent, and no body as an empty object.
 ACCEPTED_THOUGH_INVALID = {
     "events_stream_head",
     "events_stream_any_head",
     "messages_send",
+    "oplog_tables",
     "uploads_upload",
     "workspaces_change",
 }
@@ -85,6 +95,15 @@ async def test_an_operator_is_answered_as_described(site: Site, known: Known, tm
     names = ["workspaces_remove", *await operations(site, {"admin"})]
 
     await conforms(site, configuration(known, ADMIN_TOKEN), names, tmp_path)
+
+
+async def test_a_peer_is_answered_as_described(site: Site, known: Known, tmp_path: Path):
+    added = await ask(
+        site, "POST", "/admin/oplog/peers", headers=ADMIN, json={"url": "http://127.0.0.1:9"}
+    )
+    token = added.json["token"]
+
+    await conforms(site, configuration(known, token), await operations(site, {"peer"}), tmp_path)
 
 
 async def operations(site: Site, tokens: set[str | None]) -> list[str]:

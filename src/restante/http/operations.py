@@ -66,6 +66,7 @@ class Operation:
     refusals: Sequence[int | type[RestanteError]] = ()
     headers: Mapping[str, str] = field(default_factory=dict[str, str])  # request headers it reads
     answer_headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    optional_headers: Mapping[str, str] = field(default_factory=dict[str, str])  # of some answers
 
 
 _described: dict[Handler, Operation] = {}

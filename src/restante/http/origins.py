@@ -47,7 +47,11 @@ class CrossOrigin:
         ]
         methods = {method for methods, _ in described for method in methods}
         read = {name for _, operation in described for name in operation.headers}
-        sent = {name for _, operation in described for name in operation.answer_headers}
+        sent = {
+            name
+            for _, operation in described
+            for name in (*operation.answer_headers, *operation.optional_headers)
+        }
         self._preflight = {
             "Access-Control-Allow-Methods": _list(methods),
             "Access-Control-Allow-Headers": _list(read.union(_ALLOWED_ALWAYS)),

@@ -88,6 +88,8 @@ class SweepQuery(msgspec.Struct, frozen=True):
     headers={wire.OPLOG_VERSION: "`1` if the reader is a node of Restante."},
     answer_headers={
         wire.OPLOG_VERSION: "`1`: this is a node of Restante.",
+    },
+    optional_headers={
         wire.LAST_SCANNED_ULID: "The last op that was looked at, of any table.",
         wire.LIMITED: "`true` if there is more.",
         wire.RETENTION_GAP: "`true` if something after the reader's position is no longer kept.",

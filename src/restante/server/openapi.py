@@ -329,11 +329,15 @@ _HEADERS_OF_STATUS = {
 }
 
 
-def _headers(status: int, given: Mapping[str, str]) -> Json:
+def _headers(status: int, always: Mapping[str, str], sometimes: Mapping[str, str]) -> Json:
     common = ("X-Request-ID", *_HEADERS_OF_STATUS.get(status, ()))
     own: Json = {
-        name: {"description": meaning, "required": True, "schema": _header_schema(name)}
-        for name, meaning in given.items()
+        name: {
+            "description": meaning,
+            "required": name in always,
+            "schema": _header_schema(name),
+        }
+        for name, meaning in {**always, **sometimes}.items()
     }
     return own | {name: {"$ref": f"#/components/headers/{name}"} for name in common}
 
@@ -346,7 +350,9 @@ def _answers(one: Described, types: Mapping[Any, Json]) -> Json:
     return {
         str(status): {
             "description": HTTPStatus(status).phrase,
-            "headers": _headers(status, one.operation.answer_headers),
+            "headers": _headers(
+                status, one.operation.answer_headers, one.operation.optional_headers
+            ),
         }
         | ({} if one.method == "head" else _content(answer, types))
         for status, answer in one.operation.answers.items()
@@ -397,7 +403,7 @@ def _refusal(one: Described, status: int, codes: Mapping[str, str]) -> Json:
     lines = [f"- `{code}`: {meaning}" for code, meaning in codes.items()]
     found: Json = {
         "description": "\n".join([f"{HTTPStatus(status).phrase}.", "", *lines]),
-        "headers": _headers(status, {}),
+        "headers": _headers(status, {}, {}),
         "x-codes": dict(codes),
     }
     if one.method != "head":

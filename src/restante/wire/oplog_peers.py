@@ -17,7 +17,9 @@ _Bytes = Annotated[int, Meta(ge=1, le=2**62)]
 class PeerChanges(Struct, frozen=True, kw_only=True):
     """A peer to add, or what is to change of one; what is not sent keeps its value."""
 
-    url: Annotated[str, Meta(description="The address of the other node.")]
+    url: Annotated[
+        str, Meta(min_length=1, max_length=2048, description="The address of the other node.")
+    ]
     token: Annotated[str | None, Meta(description="The token that we show to it.")] = None
     tables: Annotated[
         _Names | None, Meta(description="The tables that it may see and send; `*`: all.")
