@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import structlog
 
@@ -32,12 +32,13 @@ queries = sql.load("restante.oplog", "pull")
 # How long a change of the peers may take until it has an effect.
 _LOOK_SECONDS = 1.0
 _MAX_BACKOFF_SECONDS = 60.0
+_PATIENCE = timedelta(seconds=0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
     config: Peer
-    has_snapshots: bool  # that are to be taken from the peer
+    interrupted_for: datetime | None  # when a snapshot was wanted that had to wait
     task: "asyncio.Task[None]"
 
 
@@ -96,22 +97,20 @@ async def _adjust(connection: Connection, follower: Follower, tasks: dict[int, _
         for peer in await peers.all_peers(connection)
         if not peers.is_same_node(peer.host, own_host)
     }
-    rows = await connection.fetch(queries.peers_with_snapshots)
-    with_snapshots = {row["peer_id"] for row in rows}
+    rows = await connection.fetch(queries.waiting_snapshots, follower.clock() - _PATIENCE)
+    wanted_at = {row["peer_id"]: row["wanted_at"] for row in rows}
     for peer_id, running in list(tasks.items()):
-        # Snapshots that are wanted now do not wait for the end of a long poll.
-        is_interrupted = peer_id in with_snapshots and not running.has_snapshots
-        if wanted.get(peer_id) != running.config or running.task.done() or is_interrupted:
+        # A snapshot that somebody wants does not wait for the end of a long poll.
+        is_waiting = peer_id in wanted_at and running.interrupted_for != wanted_at[peer_id]
+        if wanted.get(peer_id) != running.config or running.task.done() or is_waiting:
             await _cancel([running.task])
             del tasks[peer_id]
             await connection.fetchval(queries.unlock, peer_id)
-        elif running.has_snapshots and peer_id not in with_snapshots:
-            tasks[peer_id] = replace(running, has_snapshots=False)
     for peer_id, config in wanted.items():
         if peer_id not in tasks and await connection.fetchval(queries.try_lock, peer_id):
             follow = follower.follow(config.host)
             task = asyncio.create_task(follow, name=f"pull from {config.host}")
-            tasks[peer_id] = _Task(config, peer_id in with_snapshots, task)
+            tasks[peer_id] = _Task(config, wanted_at.get(peer_id), task)
 
 
 def _config(peer: Peer) -> Peer:

@@ -39,5 +39,9 @@ update op_peers set gaps = gaps + 1, gap_at = $2
  where id = $1 and cursor >= $2 and gap_at <> $2
 returning true;
 
--- name: peers_with_snapshots
-select distinct peer_id from op_snapshots;
+-- name: waiting_snapshots
+-- The newest wish of each peer that nobody has begun to fulfil.
+select peer_id, max(started_at) as wanted_at
+  from op_snapshots
+ where phase = 'new' and begun = 0 and started_at < $1
+ group by peer_id;

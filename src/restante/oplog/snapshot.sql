@@ -2,7 +2,9 @@
 -- Values have one text form only, and operators of types in the tables' schemas are found.
 select set_config('search_path', $1, true), set_config('timezone', 'UTC', true),
        set_config('datestyle', 'ISO, MDY', true), set_config('intervalstyle', 'postgres', true),
-       set_config('extra_float_digits', '1', true), set_config('bytea_output', 'hex', true);
+       set_config('extra_float_digits', '1', true), set_config('bytea_output', 'hex', true),
+       -- The statistics of a table that has just grown say that it is empty.
+       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
 
 -- name: begin
 -- Everything below the horizon is visible to the pages, everything else follows in the log.  A

@@ -94,6 +94,10 @@ select json_build_object({names_and_keys})::text as key
  order by {keys}
  limit $2;
 
+-- name: plan_by_index
+-- The statistics of a table that has just grown say that it is empty.
+select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
+
 -- name: hashes_records
 -- How capture hashes old rows, which depends on the types of the columns.
 select count(*) > 0
@@ -117,13 +121,17 @@ select asked.at, own_key.key, hashtextextended(own_key.key, 0) as key_hash,
   left join {relation} as t on {same_key}
   left join lateral ({newest}) as newest on true
   left join lateral (
-    select ops.action, ops.old_hash
-      from restante.{log} as ops
-     where ops.key_hash = hashtextextended(own_key.key, 0)
-       and ops.key = own_key.key
-       and (ops.era, ops.xid, ops.ulid, ops.n) > ($2, $3, $4, $5)
-       and ops.origin <> $6
-     order by ops.era, ops.xid, ops.ulid, ops.n
+    -- The offset keeps the index of positions from being scanned for each key.
+    select same_key.action, same_key.old_hash
+      from (
+        select * from restante.{log} as ops
+         where ops.key_hash = hashtextextended(own_key.key, 0)
+           and ops.key = own_key.key
+           and ops.origin <> $6
+        offset 0
+      ) as same_key
+     where (same_key.era, same_key.xid, same_key.ulid, same_key.n) > ($2, $3, $4, $5)
+     order by same_key.era, same_key.xid, same_key.ulid, same_key.n
      limit 1
   ) as unsent on true
  order by asked.at;

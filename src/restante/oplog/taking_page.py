@@ -205,6 +205,7 @@ async def _taken(tx: Tx, taking: Taking, entries: Sequence["_Entry"]) -> tuple[i
     # Before `begin`, after which only the tables' own schemas are searched.
     hosts = await _hosts(tx, entries, sides)
     await records.begin(tx, [taking.table])
+    await tx.execute(queries.plan_by_index)
     keys = [entry.key for entry in entries]
     await records.lock(tx, taking.table, keys, for_delete=not taking.has_records)
     own = await _compared(tx, taking, entries, hosts[sides.server])
