@@ -5,13 +5,15 @@ import sys
 
 import uvloop
 
-from bench import connect, delivery, neighbours, oplog_verify, polls, sweeping
+from bench import connect, delivery, neighbours, oplog, oplog_apply, oplog_verify, polls, sweeping
 from bench.server import running
 
 MEASUREMENTS = {
     "connect": connect.measure,
     "delivery": delivery.measure,
     "neighbours": neighbours.measure,
+    "oplog": oplog.measure,
+    "oplog_apply": oplog_apply.measure,
     "oplog_verify": oplog_verify.measure,
     "polls": polls.measure,
     "sweeping": sweeping.measure,
