@@ -66,13 +66,18 @@ class Boundary:
             return Refusal.ULID
         if not ulids.is_plausible(ulid, now=self.now):
             return Refusal.TIME
-        if not 0 < len(origin) <= MAX_HOST or "\0" in origin:
+        if not is_host(origin):
             return Refusal.HOST
         if origin != self.own_host and not self.sender.may_relay(origin):
             return Refusal.HOST
         if op.table not in self.tables:
             return Refusal.TABLE
         return None if self.sender.may_see(op.table) else Refusal.FORBIDDEN_TABLE
+
+
+def is_host(origin: str) -> bool:
+    """Whether a node can have this name."""
+    return 0 < len(origin) <= MAX_HOST and "\0" not in origin
 
 
 def decoded(record: Raw) -> tuple[str, Fields] | Refusal:

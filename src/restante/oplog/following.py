@@ -221,7 +221,9 @@ class Follower:
         if following is None:
             raise PeerUnreachable("The position after its page is unreadable.")
         if cursor.position and following < cursor.position:
-            log.warning("cursor_went_back", peer=peer.host, cursor=peer.cursor)
+            await self._note_cursor_problem(
+                peer, f"The peer went back, from {peer.cursor} to {page.next_position}."
+            )
         server_cursor = positions.parsed(page.cursor_on_you or "")
         source = Source(peer, Channel.PULL, server_cursor)
         await self._apply(page.ops, source, str(following))
@@ -273,12 +275,16 @@ class Follower:
                 log.warning("gap", peer=peer.host, available_from=ulids.text_of(gap))
 
     async def _drop_cursor(self, peer: Peer, problem: str) -> Peer:
-        now = self.clock()
-        said = f"{now:%Y-%m-%d %H:%M:%S} UTC: {problem}"
         async with self.db.connection() as connection:
-            await connection.execute(queries.drop_cursor, peer.id, peer.cursor, now, said)
-        log.warning("cursor_dropped", peer=peer.host, cursor=peer.cursor, reason=problem)
+            await connection.execute(queries.drop_cursor, peer.id, peer.cursor, self.clock())
+        await self._note_cursor_problem(peer, problem)
         return replace(peer, cursor="")
+
+    async def _note_cursor_problem(self, peer: Peer, problem: str) -> None:
+        said = f"{self.clock():%Y-%m-%d %H:%M:%S} UTC: {problem}"
+        async with self.db.connection() as connection:
+            await connection.execute(queries.note_cursor_problem, peer.id, said)
+        log.warning("cursor_problem", peer=peer.host, cursor=peer.cursor, reason=problem)
 
     async def _note_failure(self, peer: Peer, reason: str) -> None:
         try:

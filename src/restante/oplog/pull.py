@@ -62,35 +62,48 @@ class Puller:
         pause_seconds = _LOOK_SECONDS
         while True:
             try:
-                async with self.db.session() as connection:
-                    pause_seconds = _LOOK_SECONDS
-                    await self._supervise(connection)
+                if await self._has_peers():
+                    async with self.db.session() as connection:
+                        await self._supervise(connection)
+                pause_seconds = _LOOK_SECONDS
             except RestanteError as error:
                 log.warning("pulling_interrupted", code=error.code, reason=str(error))
+                pause_seconds = min(2 * pause_seconds, _MAX_BACKOFF_SECONDS)
             except Exception:
                 log.exception("pulling_interrupted")
+                pause_seconds = min(2 * pause_seconds, _MAX_BACKOFF_SECONDS)
             await asyncio.sleep(pause_seconds * random.uniform(0.9, 1.1))  # noqa: S311 - jitter
-            pause_seconds = min(2 * pause_seconds, _MAX_BACKOFF_SECONDS)
+
+    async def _has_peers(self) -> bool:
+        """Without any, no connection is kept."""
+        async with self.db.connection() as connection:
+            return bool(await peers.all_peers(connection))
 
     async def _supervise(self, connection: Connection) -> None:
-        """Hold the locks on this connection: if it is lost, all tasks end."""
+        """
+        Hold the locks on this connection: if it is lost, all tasks end.
+
+        Returns when there are no peers any more.
+        """
         own_host = await tables.own_host(connection)
         taker = Taker(self.db, self.remote, own_host, self.clock)
         follower = Follower(self.db, self.remote, taker, self.pace, self.clock, self.callbacks)
         tasks: dict[int, _Task] = {}
         try:
             while True:
-                await _adjust(connection, follower, tasks)
+                has_peers = await _adjust(connection, follower, tasks)
                 self._held.clear()
                 self._held.update(tasks)
+                if not has_peers:
+                    return
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
             self._held.clear()
             await _cancel([one.task for one in tasks.values()])
 
 
-async def _adjust(connection: Connection, follower: Follower, tasks: dict[int, _Task]) -> None:
-    """Begin, end and begin again what has changed."""
+async def _adjust(connection: Connection, follower: Follower, tasks: dict[int, _Task]) -> bool:
+    """Begin, end and begin again what has changed; returns whether there are peers."""
     own_host = follower.taker.own_host
     wanted = {
         peer.id: _config(peer)
@@ -111,6 +124,7 @@ async def _adjust(connection: Connection, follower: Follower, tasks: dict[int, _
             follow = follower.follow(config.host)
             task = asyncio.create_task(follow, name=f"pull from {config.host}")
             tasks[peer_id] = _Task(config, wanted_at.get(peer_id), task)
+    return bool(wanted)
 
 
 def _config(peer: Peer) -> Peer:

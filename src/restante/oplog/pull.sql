@@ -24,8 +24,10 @@ returning before.failure is distinct from $3 as is_new;
 
 -- name: drop_cursor
 -- Only the one that was found wrong.
-update op_peers set cursor = '', cursor_at = $3, cursor_problem = $4
- where id = $1 and cursor = $2;
+update op_peers set cursor = '', cursor_at = $3 where id = $1 and cursor = $2;
+
+-- name: note_cursor_problem
+update op_peers set cursor_problem = $2 where id = $1;
 
 -- name: joined_tables
 select joined_tables from op_peers where id = $1;

@@ -22,7 +22,7 @@ from restante.errors import BadRequest, SnapshotGone, TableBusy, TableNotTracked
 from restante.oplog import positions, readers, tables, ulids
 from restante.oplog.peers import Peer
 from restante.oplog.positions import Position
-from restante.oplog.tables import TrackedTable
+from restante.oplog.tables import Column, TrackedTable
 from restante.wire import oplog as wire
 
 queries = sql.load("restante.oplog", "snapshot")
@@ -35,6 +35,7 @@ MAX_BYTES = 8 * 1024 * 1024
 MAX_SCANNED_KEYS = 5000
 MAX_ASKED_KEYS = 1000
 
+_WITH_LENGTH = ("text", "character varying", "bytea")
 _LOWEST_HASH = -(2**63)
 
 
@@ -223,13 +224,26 @@ def _records_page(table: TrackedTable, *, is_first: bool) -> str:
     keys = [sql.quoted(name) for name in table.key_columns]
     return queries.records_page.format(
         keys=", ".join(keys),
-        sizes=" + ".join(
-            f"coalesce(pg_column_size(t.{sql.quoted(column.name)}), 1)" for column in table.columns
-        ),
+        sizes=" + ".join(map(_size, table.columns)),
         relation=table.relation,
         above=above(table, is_first=is_first),
         names_and_keys=key_object(table),
         newest=newest(table, "t"),
+    )
+
+
+def _size(column: Column) -> str:
+    """
+    How long a value is as JSON, about.
+
+    The length of texts and bytes is known without reading them, also if they are compressed.
+    """
+    value = f"t.{sql.quoted(column.name)}"
+    if column.type in _WITH_LENGTH:
+        return f"coalesce(2 * octet_length({value}), 1)"
+    short = f"pg_column_size({value})"
+    return (
+        f"coalesce(case when {short} < 2000 then {short} else octet_length({value}::text) end, 1)"
     )
 
 

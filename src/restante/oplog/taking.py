@@ -20,9 +20,18 @@ from msgspec import Raw
 from restante.database import sql
 from restante.database.pool import Connection, Database, Row, Tx
 from restante.errors import PeerUnreachable, SnapshotGone, TableBusy, TableNotTracked
-from restante.oplog import cursors, positions, records, snapshot, tables, taking_page, ulids
+from restante.oplog import (
+    boundary,
+    cursors,
+    positions,
+    records,
+    snapshot,
+    tables,
+    taking_page,
+    ulids,
+)
 from restante.oplog.parking import ParkedFull
-from restante.oplog.peers import Peer
+from restante.oplog.peers import Peer, normalised_host
 from restante.oplog.records import KeysTaken
 from restante.oplog.remote import Remote
 from restante.oplog.tables import TrackedTable
@@ -117,7 +126,8 @@ class Taker:
             log.warning("snapshot_refused", peer=peer.host, table=table.name)
             await self._forget(one)
             return
-        if positions.parsed(started.start) is None or not started.host:
+        host = normalised_host(started.host)
+        if positions.parsed(started.start) is None or not boundary.is_host(host):
             raise PeerUnreachable("The start of its snapshot is unreadable.")
         cursor = positions.parsed(started.cursor_on_you or "")
         async with self.db.connection() as connection:
@@ -126,7 +136,7 @@ class Taker:
                 one.peer_id,
                 one.table_id,
                 started.start,
-                started.host,
+                host,
                 started.columns,
                 str(cursor) if cursor else None,
                 self.clock(),

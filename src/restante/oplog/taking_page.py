@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import Literal
 from uuid import UUID
 
+import structlog
+
 from restante.database import driver_errors, sql
 from restante.database.pool import SCHEMA, Database, Row, Tx
 from restante.errors import PeerUnreachable
@@ -35,6 +37,8 @@ from restante.oplog.records import Change
 from restante.oplog.rules import Action, Newest, Outcome, SnapshotPair, SnapshotSides, Version
 from restante.oplog.tables import TrackedTable
 from restante.wire import oplog as wire
+
+log = structlog.get_logger()
 
 queries = sql.load("restante.oplog", "taking")
 
@@ -224,18 +228,27 @@ async def _taken(tx: Tx, taking: Taking, entries: Sequence["_Entry"]) -> tuple[i
 
 
 def _checked(taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> list["_Entry"]:
-    """The entries; those of hosts that are not the peer's to speak for are left out."""
+    """
+    The entries that can be taken.
+
+    Too large ones, those without a key, and those of hosts that are not the peer's to speak for are
+    left out, as they are when they come by the log.
+    """
     entries = [_entry(taking, one) for one in sent]
-    return [entry for entry in entries if _may_send(taking, entry)]
+    taken = [entry for entry in entries if entry and _may_send(taking, entry)]
+    if len(taken) < len(entries):
+        refused = len(entries) - len(taken)
+        log.warning("refused", peer=taking.peer.host, table=taking.table.name, records=refused)
+    return taken
 
 
-def _entry(taking: Taking, sent: wire.SnapshotEntry) -> _Entry:
+def _entry(taking: Taking, sent: wire.SnapshotEntry) -> _Entry | None:
     decoded = boundary.decoded(sent.data)
-    key = (
-        None if isinstance(decoded, boundary.Refusal) else records.key_of(taking.table, decoded[1])
-    )
-    if isinstance(decoded, boundary.Refusal) or key is None:
-        raise PeerUnreachable(f"A record of {taking.table.name} in its snapshot has no key.")
+    if isinstance(decoded, boundary.Refusal):
+        return None
+    key = records.key_of(taking.table, decoded[1])
+    if key is None:
+        return None
     data = decoded[0] if taking.has_records else key
     newest = _newest(sent, now=taking.now)
     return _Entry(data, key, taking.has_records, newest, sent.n)
@@ -245,7 +258,7 @@ def _newest(sent: wire.SnapshotEntry, *, now: datetime) -> Newest | None:
     if not sent.ulid:
         return None
     ulid, host = ulids.parsed(sent.ulid), normalised_host(sent.host)
-    if ulid is None or not 0 < len(host) <= boundary.MAX_HOST or "\0" in host:
+    if ulid is None or not boundary.is_host(host):
         raise PeerUnreachable("A version in its snapshot is unreadable.")
     if not ulids.is_plausible(ulid, now=now) or rules.is_ahead(ulid, now=now):
         # Taking it would set our clock ahead as well.
