@@ -5,7 +5,17 @@ import sys
 
 import uvloop
 
-from bench import connect, delivery, neighbours, oplog, oplog_apply, oplog_verify, polls, sweeping
+from bench import (
+    connect,
+    delivery,
+    neighbours,
+    oplog,
+    oplog_apply,
+    oplog_pages,
+    oplog_verify,
+    polls,
+    sweeping,
+)
 from bench.server import running
 
 MEASUREMENTS = {
@@ -14,6 +24,7 @@ MEASUREMENTS = {
     "neighbours": neighbours.measure,
     "oplog": oplog.measure,
     "oplog_apply": oplog_apply.measure,
+    "oplog_pages": oplog_pages.measure,
     "oplog_verify": oplog_verify.measure,
     "polls": polls.measure,
     "sweeping": sweeping.measure,

@@ -58,12 +58,10 @@ async def append(
     approximate: bool = False,
 ) -> str:
     """Log one op in the transaction of the connection, or in one of its own; returns its ULID."""
-    if ulid is None:
-        ulid = await connection.fetchval(
-            "select restante.op_ulid(restante.op_tick(1), substr(md5(random()::text), 1, 16))"
-        )
-    else:
-        await connection.fetchval("select restante.op_tick(1)")
+    fresh: UUID = await connection.fetchval(
+        "select restante.op_ulid(restante.op_tick(1), substr(md5(random()::text), 1, 16))"
+    )
+    ulid = ulid or fresh
     await connection.execute(
         """
         insert into restante.ops (table_id, arrived_at, era, xid, ulid, n, origin, action,
