@@ -42,11 +42,10 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Whether something is new: the hybrid clock, and which transactions are in flight."""
+    """Whether something is new: the hybrid clock, and the oldest transaction in flight."""
 
     clock: int
     oldest_xid: int
-    next_xid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +132,11 @@ async def clock(connection: Connection) -> Clock:
     row = await connection.fetchrow(queries.clock)
     assert row is not None  # noqa: S101 - a sequence has one row
     return Clock(**dict(row))
+
+
+async def new_xid(connection: Connection) -> int:
+    """The id of a new transaction, which has ended then."""
+    return await connection.fetchval(queries.new_xid)
 
 
 async def head(connection: Connection, below: Horizon) -> Head | None:

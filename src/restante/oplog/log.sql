@@ -13,11 +13,15 @@ select op_current_era() as era,
 select era from ops where era <= $1 order by era desc limit 1;
 
 -- name: clock
--- A sequence changes at once, before its transaction commits; `next_xid` is above that transaction.
+-- A sequence changes at once, before its transaction commits.
 select last_value as clock,
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest_xid,
-       pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next_xid
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest_xid
   from op_clock;
+
+-- name: new_xid
+-- Above every transaction that has begun to write.  The end of a snapshot is not: it is the one after the
+-- last that has ended, and younger ones may be open.
+select pg_current_xact_id()::text::bigint;
 
 -- name: marks
 select id, name, key_map, floor, trimmed, taken_snapshot from op_tables order by name;

@@ -82,14 +82,14 @@ class Watcher:
             try:
                 async with self._db.connection() as connection:
                     now = await oplog.clock(connection)
+                    if before is None or now.clock != before.clock:
+                        unsettled = await oplog.new_xid(connection)
             except RestanteError as error:
                 log.warning("op_watch_failed", reason=str(error))
                 self._wake()  # those who wait find out themselves
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_SECONDS)
                 before = None
                 continue
-            if before is None or now.clock != before.clock:
-                unsettled = now.next_xid
             is_moved = before is None or now.oldest_xid != before.oldest_xid
             if is_moved and (before is None or before.oldest_xid < unsettled):
                 self._wake()
