@@ -1,7 +1,7 @@
 """Nodes that pull each other's logs come to the same records."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
@@ -10,7 +10,8 @@ from oplog.meshes import Member, converge, equal, join, mesh, reads
 from sites import running_site, settings_for
 from waiting import until
 
-from restante.oplog import capture, peers, snapshot
+from restante.oplog import capture, peers, snapshot, ulids
+from restante.oplog.positions import Position
 
 pytestmark = pytest.mark.anyio
 
@@ -240,3 +241,70 @@ async def _has_pulled(node: Member, other: Member) -> bool:
 
 async def _fails(node: Member, other: Member) -> bool:
     return (await node.peer(other))["failing_since"] is not None
+
+
+async def test_a_node_that_was_away_during_a_bulk_load_keeps_what_nobody_else_changed(
+    cluster: str, tmp_path: Path
+):
+    """Its changes are older than the load; those of records that it left alone still count."""
+    async with mesh(cluster, tmp_path, 2) as (a, b):
+        await join(a, b)
+        await a.sql.execute(
+            "insert into notes values ('alone', 'x'), ('loaded', 'x'), ('gone', 'x')"
+        )
+        await converge(a, b)
+        await until(lambda: _has_read_all(a, b))
+        await b.stop()
+        await b.sql.execute("update notes set body = 'from b'")
+        await b.sql.execute("insert into notes values ('new', 'from b')")
+
+        now = datetime.now(UTC)
+        await capture.pause(a.db, "notes", now=now)
+        await a.sql.execute("update notes set body = 'load' where id = 'loaded'")
+        await a.sql.execute("delete from notes where id = 'gone'")
+        await capture.resume(a.db, "notes", host=None, now=now)
+        await b.start()
+
+        await until(lambda: a.sql.fetchval("select body = 'from b' from notes where id = 'alone'"))
+        await until(lambda: b.sql.fetchval("select body = 'load' from notes where id = 'loaded'"))
+        rows = await converge(a, b)
+        lost = await b.sql.fetch("select lost ->> 'body' from restante.op_conflicts")
+        assert [row[:2] for row in rows] == [
+            ("alone", "from b"),
+            ("loaded", "load"),
+            ("new", "from b"),
+        ]
+        assert [row[0] for row in lost] == ["from b", "from b"]
+
+
+async def _has_read_all(reader: Member, server: Member) -> bool:
+    """Whether a node has read all that the other has logged."""
+    row = await server.sql.fetchrow(
+        "select era, xid, ulid, n from restante.ops order by era desc, xid desc, ulid desc, n desc"
+        " limit 1"
+    )
+    return (await reader.peer(server))["cursor"] >= str(Position(*row))
+
+
+@pytest.mark.parametrize("era", ["hour", "minute"])
+async def test_a_cursor_of_an_era_that_the_peer_has_not_reached_heals(
+    cluster: str, tmp_path: Path, era: str
+):
+    """The peer was replaced, or the stored cursor is wrong: nothing is skipped."""
+    async with mesh(cluster, tmp_path, 2) as (a, b):
+        await a.sql.execute("insert into notes values ('a')")
+        await reads(b, a)
+        await until(lambda: b.sql.fetchval("select count(*) = 1 from notes"))
+        await b.stop()
+        ahead = datetime.now(UTC) + timedelta(**{f"{era}s": 1})
+        ulid = ulids.lowest_at(datetime.now(UTC)) if era == "minute" else ulids.LOWEST
+        wrong = str(Position(int(ahead.timestamp() * 1_000_000), 1, ulid, 0))
+        await b.sql.execute("update restante.op_peers set cursor = $1", wrong)
+
+        await b.start()
+        await a.sql.execute("insert into notes values ('b')")
+
+        await until(lambda: b.sql.fetchval("select count(*) = 2 from notes"))
+        row = await b.peer(a)
+        assert row["cursor"] < wrong
+        assert row["cursor_problem"]

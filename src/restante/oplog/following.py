@@ -131,6 +131,7 @@ class Follower:
             if await self._joined(connection, peer, cursor, here):
                 return 0
             ask = await self._ask(connection, peer, cursor, here, state)
+        asked_at = asyncio.get_running_loop().time()
         try:
             page = await self.remote.page(peer, ask)
         except PeerUnreachable as error:
@@ -138,7 +139,9 @@ class Follower:
                 raise
             await self._drop_cursor(peer, f"The peer refuses the stored cursor: {error}")
             return 0
-        return await self._take(peer, cursor, here, page, state)
+        pause_seconds = await self._take(peer, cursor, here, page, state)
+        is_at_once = asyncio.get_running_loop().time() - asked_at < _LEAST_SECONDS
+        return max(pause_seconds, _LEAST_SECONDS if is_at_once and not page.ops else 0)
 
     async def _ask(
         self,
@@ -216,7 +219,7 @@ class Follower:
             log.warning("gap", peer=peer.host, tables=names, is_first=cursor.position is None)
             async with self.db.connection() as connection:
                 await taking.want(connection, peer, gone, is_for_gap=True, now=self.clock())
-            return 0
+            return 0.0
         following = positions.parsed(page.next_position)
         if following is None:
             raise PeerUnreachable("The position after its page is unreadable.")
@@ -227,7 +230,7 @@ class Follower:
         server_cursor = positions.parsed(page.cursor_on_you or "")
         source = Source(peer, Channel.PULL, server_cursor)
         await self._apply(page.ops, source, str(following))
-        return 0 if page.ops or peer.protocol == "restante" else _LEAST_SECONDS
+        return 0
 
     async def _take_by_ulid(
         self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page, state: State

@@ -19,7 +19,13 @@ from msgspec import Raw
 
 from restante.database import sql
 from restante.database.pool import Connection, Database, Row, Tx
-from restante.errors import PeerUnreachable, SnapshotGone, TableBusy, TableNotTracked
+from restante.errors import (
+    PeerUnreachable,
+    SnapshotGone,
+    StatementTimedOut,
+    TableBusy,
+    TableNotTracked,
+)
 from restante.oplog import (
     boundary,
     cursors,
@@ -47,6 +53,9 @@ _Step = Callable[[Peer, Snapshot, TrackedTable], Awaitable[None]]
 _MAX_ASKED_BYTES = 2 * 1024 * 1024
 # How often a page is tried again because a record appeared meanwhile.
 _TRIES = 3
+# A part of this size is not halved to find the record that somebody has locked.
+_SMALL_PART = 50
+_BUSY = (TableBusy, StatementTimedOut)
 _KEPT_OUT = "A trigger or a rule of the table keeps the record out of it."
 
 
@@ -212,7 +221,7 @@ class Taker:
         taking = Taking(peer, table, told, self.own_host, floor, self.clock())
         try:
             await self._commit(taking, one, page.entries, following)
-        except RecordFault:
+        except (RecordFault, *_BUSY):
             await self._take_halves(taking, one, page.entries)
             await self._commit(taking, one, [], following)
         if following[0] == "done":
@@ -221,7 +230,11 @@ class Taker:
     async def _take_halves(
         self, taking: Taking, one: Snapshot, entries: Sequence[wire.SnapshotEntry]
     ) -> None:
-        """Halve a page until what Postgres refuses is alone, and park that."""
+        """
+        Halve a page until what Postgres refuses is alone, and park that.
+
+        Raises TableBusy if a small part is locked.
+        """
         todo = [entries]
         while todo:
             part = todo.pop()
@@ -229,10 +242,13 @@ class Taker:
                 await self._commit(taking, one, part, None)
             except RecordFault as fault:
                 if len(part) > 1:
-                    middle = len(part) // 2
-                    todo += [part[middle:], part[:middle]]
+                    todo += _halves(part)
                 else:
                     await self._park(taking, one, part[0], fault)
+            except _BUSY:
+                if len(part) <= _SMALL_PART:
+                    raise
+                todo += _halves(part)
 
     async def _park(
         self, taking: Taking, one: Snapshot, entry: wire.SnapshotEntry, fault: RecordFault
@@ -363,6 +379,12 @@ def _snapshot(row: Row) -> Snapshot:
         row["begun"],
         row["is_repair"],
     )
+
+
+def _halves(part: Sequence[wire.SnapshotEntry]) -> list[Sequence[wire.SnapshotEntry]]:
+    """The first half comes last: it is taken next."""
+    middle = len(part) // 2
+    return [part[middle:], part[:middle]]
 
 
 def _fitting(keys: Sequence[str]) -> list[str]:
