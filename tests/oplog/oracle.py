@@ -93,13 +93,18 @@ class Node:
     has_paused: bool = False
     tokens: dict[str, str] = field(default_factory=dict[str, str])  # what others show to us
     number: int = 0
+    cluster_dsn: str | None = None  # of a Postgres that the test runs itself
+
+    @property
+    def dsn(self) -> str:
+        return self.cluster_dsn or self.server.dsn
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.port}"
 
     async def connect(self) -> asyncpg.Connection:
-        return await asyncpg.connect(self.server.dsn, timeout=10)
+        return await asyncpg.connect(self.dsn, timeout=10)
 
     async def prepare(self) -> None:
         """A tracked table, and a clock that is wrong."""
@@ -112,14 +117,9 @@ class Node:
 
     async def command(self, *words: str) -> str:
         """Run a command of `restante oplog` on the node's database."""
-        done = await asyncio.to_thread(
-            restante,
-            "oplog",
-            *words,
-            "--data-dir",
-            self.server.data_dir,
-            RESTANTE_SELF_URL=self.url,
-        )
+        database = ("--database-url", self.cluster_dsn) if self.cluster_dsn else ()
+        flags = ("--data-dir", self.server.data_dir, "--self-url", self.url, *database)
+        done = await asyncio.to_thread(restante, "oplog", *words, *flags)
         assert done.code == 0, done
         return done.stdout
 
@@ -214,6 +214,20 @@ class Nodes:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    async def start_on(self, dsn: str) -> Node:
+        """Start a node on a Postgres that the test runs."""
+        node = self._made(0)
+        self.move(node, dsn)
+        await asyncio.to_thread(node.server.start)
+        await node.prepare()
+        return node
+
+    @staticmethod
+    def move(node: Node, dsn: str) -> None:
+        """Let a node that does not run use another Postgres."""
+        node.cluster_dsn = dsn
+        node.server.environment["RESTANTE_DATABASE_URL"] = dsn
 
     async def start(self, *offsets: int) -> list[Node]:
         """Start nodes whose clocks are wrong by so many seconds."""
