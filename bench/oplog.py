@@ -61,8 +61,8 @@ async def _refilled(connection: asyncpg.Connection, db: Database, rows: int) -> 
 
 async def _statements(connection: asyncpg.Connection, db: Database) -> None:
     kinds = {
-        "update": "update {} set number = number + 1",
-        "insert": "insert into {} select id || 'x', number, body, at, about from {0}",
+        "update": "update {0} set number = number + 1",
+        "insert": "insert into {0} select id || 'x', number, body, at, about from {0}",
     }
     rates: dict[tuple[str, str], list[float]] = {}
     for _ in range(ROUNDS):

@@ -30,8 +30,6 @@ SETTINGS = {
     "intervalstyle": "'postgres'",
     "extra_float_digits": "1",
     "bytea_output": "'hex'",
-    "lc_monetary": "'C'",
-    "standard_conforming_strings": "on",
 }
 
 _BODY = Template(queries.capture)
@@ -108,5 +106,5 @@ def _key_object(row: str, keys: Sequence[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """For sessions and functions with standard_conforming_strings, as ours are."""
-    return "'" + text.replace("'", "''") + "'"
+    """A string, also for a session that has standard_conforming_strings off."""
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

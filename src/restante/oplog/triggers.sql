@@ -25,12 +25,14 @@ begin
     if tg_op = 'DELETE' then
         select (select count(*) from old_rows), (
             select bit_xor(hashtextextended(attname::text, atttypid::bigint)) from pg_attribute
-             where attrelid = tg_relid and attnum > 0 and not attisdropped), (select host_id from restante.op_node)
+             where attrelid = tg_relid and attnum > 0 and not attisdropped),
+            (select host_id from restante.op_node)
           into total, shape, host;
     else
         select (select count(*) from new_rows), (
             select bit_xor(hashtextextended(attname::text, atttypid::bigint)) from pg_attribute
-             where attrelid = tg_relid and attnum > 0 and not attisdropped), (select host_id from restante.op_node)
+             where attrelid = tg_relid and attnum > 0 and not attisdropped),
+            (select host_id from restante.op_node)
           into total, shape, host;
     end if;
     if total = 0 then
@@ -48,12 +50,14 @@ begin
         perform set_config('restante.nested_${id}', greatest(pg_trigger_depth(),
             nullif(current_setting('restante.nested_${id}', true), '')::integer)::text, true);
     end if;
-    if is_plain and tg_op = 'UPDATE' then
-        -- Both tables list the rows in the same order; if that ever changes, or if a key was changed,
-        -- the comparison notices.
-        select array_agg(hashtextextended(${new_key}, 0)) into keys from new_rows as n;
-        select array_agg(hashtextextended(${old_key}, 0)), array_agg(${old_hash})
-          into old_keys, old_hashes from old_rows as o;
+    if is_plain and tg_op = 'UPDATE' and total > 1 then
+        -- Both tables list the rows in the same order; if that ever changes, or if a key was changed, the
+        -- comparison notices.
+        select new_keys.hashes, old_rows_hashed.keys, old_rows_hashed.hashes
+          into keys, old_keys, old_hashes
+          from (select array_agg(hashtextextended(${new_key}, 0)) as hashes from new_rows as n) as new_keys,
+               (select array_agg(hashtextextended(${old_key}, 0)) as keys, array_agg(${old_hash}) as hashes
+                  from old_rows as o) as old_rows_hashed;
         is_plain := keys = old_keys;
     elsif is_plain and tg_op = 'DELETE' then
         -- A MERGE, or a WITH, may have inserted the same key after it was deleted.
@@ -62,6 +66,22 @@ begin
              where (logged.era, logged.xid) = (capture.era, capture.xid)
                and logged.action = 'c'
         );
+    end if;
+    if is_plain and tg_op = 'UPDATE' and total = 1 then
+        first_tick := restante.op_tick(1);
+        insert into restante.ops_${id} (
+            table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, old_hash, key, data
+        )
+        select ${id}, arrived, era, xid, restante.op_ulid(first_tick, tail), 0, host, 'u',
+               hashtextextended(k, 0), h, k, d
+          from (
+            select ${new_key} as k, row_to_json(n.*) as d, ${old_hash} as h from new_rows as n, old_rows as o
+             where ${new_key} = ${old_key}
+          ) as change;
+        if found then
+            return null;
+        end if;
+        is_plain := false;
     end if;
     if not is_plain then
         first_tick := restante.op_tick(3 * ops);
@@ -80,7 +100,8 @@ begin
         insert into restante.ops_${id} (
             table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, old_hash, key, data
         )
-        select ${id}, arrived, era, xid, ulids[1 + (i - 1) / ${batch}], (i - 1) % ${batch}, host, 'c', hashtextextended(k, 0), null, k, d
+        select ${id}, arrived, era, xid, ulids[1 + (i - 1) / ${batch}], (i - 1) % ${batch}, host,
+               'c', hashtextextended(k, 0), null, k, d
           from (
             select row_number() over () as i, ${new_key} as k, row_to_json(n.*) as d from new_rows as n
           ) as changes;
@@ -88,7 +109,8 @@ begin
         insert into restante.ops_${id} (
             table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, old_hash, key, data
         )
-        select ${id}, arrived, era, xid, ulids[1 + (i - 1) / ${batch}], (i - 1) % ${batch}, host, 'u', keys[i], old_hashes[i], k, d
+        select ${id}, arrived, era, xid, ulids[1 + (i - 1) / ${batch}], (i - 1) % ${batch}, host,
+               'u', keys[i], old_hashes[i], k, d
           from (
             select row_number() over () as i, ${new_key} as k, row_to_json(n.*) as d from new_rows as n
           ) as changes;
@@ -96,7 +118,8 @@ begin
         insert into restante.ops_${id} (
             table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, old_hash, key, data
         )
-        select ${id}, arrived, era, xid, ulids[1 + (i - 1) / ${batch}], (i - 1) % ${batch}, host, 'd', hashtextextended(k, 0), h, k, d
+        select ${id}, arrived, era, xid, ulids[1 + (i - 1) / ${batch}], (i - 1) % ${batch}, host,
+               'd', hashtextextended(k, 0), h, k, d
           from (
             select row_number() over () as i, ${old_key} as k, ${old_key_object} as d, ${old_hash} as h
               from old_rows as o

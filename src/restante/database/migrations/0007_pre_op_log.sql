@@ -171,17 +171,18 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     now_ticks constant bigint :=
         greatest((extract(epoch from clock_timestamp()) * 1000)::bigint << 15, at_least);
-    first bigint;
+    last bigint;
 begin
     begin
-        perform pg_advisory_xact_lock(730117, 1);
-        select greatest(last_value + 1, now_ticks) into first from restante.op_clock;
-        perform setval('restante.op_clock', first + ticks - 1);
+        if pg_advisory_xact_lock(730117, 1) is not null then
+            last := coalesce(pg_sequence_last_value('restante.op_clock'::regclass), 0);
+            last := setval('restante.op_clock'::regclass, greatest(last + 1, now_ticks) + ticks - 1);
+        end if;
         raise exception using errcode = 'RS001';
     exception when sqlstate 'RS001' then
         null;
     end;
-    return first;
+    return last - ticks + 1;
 end
 $$;
 
@@ -191,14 +192,12 @@ declare
     key constant bigint := hashint8extended(
         (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint,
         ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
-            # (select system_identifier from pg_control_system())
     ) & 9223372036854775807;
-    found bigint;
 begin
-    if (select last_value from restante.op_era_key) <> key then
+    if pg_sequence_last_value('restante.op_era_key'::regclass) is distinct from key then
         begin
             perform pg_advisory_xact_lock(730117, 2);
-            if (select last_value from restante.op_era_key) <> key then
+            if pg_sequence_last_value('restante.op_era_key'::regclass) is distinct from key then
                 perform setval('restante.op_era', greatest(
                     (select last_value from restante.op_era) + 1,
                     (extract(epoch from clock_timestamp()) * 1000000)::bigint
@@ -210,8 +209,7 @@ begin
             null;
         end;
     end if;
-    select last_value into found from restante.op_era;
-    return found;
+    return pg_sequence_last_value('restante.op_era'::regclass);
 end
 $$;
 
