@@ -23,6 +23,7 @@ from restante.database.pool import Database
 from restante.oplog import records, tables
 from restante.oplog.apply import PageResult, apply_page
 from restante.oplog.peers import Peer
+from restante.oplog.pieces import MAX_RECORDS
 from restante.oplog.settle import settle
 from restante.wire.oplog import Op
 
@@ -180,10 +181,10 @@ async def test_a_killed_backend_repeats_the_page_and_nothing_twice(
 ):
     """The process of the transaction dies before its commit: the cursor and the records agree."""
     peer, holder, watcher = await make_peer(db), await connections(), await connections()
-    page = [op("create", {"id": i}, at=i) for i in range(1, 2501)]
+    page = [op("create", {"id": i}, at=i) for i in range(1, MAX_RECORDS + 501)]
     transaction = holder.transaction()
     await transaction.start()
-    await holder.execute("insert into public.items values (2200)")
+    await holder.execute("insert into public.items values ($1)", MAX_RECORDS + 200)
 
     applying = asyncio.ensure_future(applied(db, peer, *page))
     await until(lambda: _somebody_waits(watcher))
@@ -205,6 +206,6 @@ async def test_a_killed_backend_repeats_the_page_and_nothing_twice(
         now=NOW,
     )
 
-    assert (cursor, count) == (page[1999].position, 2000)
+    assert (cursor, count) == (page[MAX_RECORDS - 1].position, MAX_RECORDS)
     assert (again.applied, again.superseded) == (500, 0)
-    assert await watcher.fetchval("select count(*) from ops") == 2500
+    assert await watcher.fetchval("select count(*) from ops") == len(page)

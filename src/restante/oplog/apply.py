@@ -8,8 +8,9 @@ piece takes several transactions, and only the last one moves the cursor over it
 first parts are judged again, and found to be known.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import groupby
@@ -103,11 +104,27 @@ async def apply_page(  # noqa: PLR0913 - what a page is, and where it stands
     async with db.connection() as connection:
         page = await pieces.read(connection, ops, source, now)
     applier = _Applier(db, page, callbacks or Callbacks(), PageResult(expected_cursor))
-    for piece in page.pieces(end_cursor):
+    async for piece in _prepared(page, end_cursor):
         await applier.apply(piece)
         if applier.result.stopped:
             break
     return applier.result
+
+
+async def _prepared(page: Page, end_cursor: str) -> AsyncGenerator[Piece]:
+    """The pieces of a page; in a large one each is made in a thread while the last is applied."""
+    made = page.pieces(end_cursor)
+    if page.is_small:
+        for piece in made:
+            yield piece
+        return
+    following = asyncio.ensure_future(asyncio.to_thread(next, made, None))
+    try:
+        while piece := await following:
+            following = asyncio.ensure_future(asyncio.to_thread(next, made, None))
+            yield piece
+    finally:
+        await asyncio.wait({following})
 
 
 async def apply_pushed(

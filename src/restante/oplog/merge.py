@@ -52,7 +52,8 @@ async def merge(tx: Tx, incoming: Sequence[Record], context: Context) -> Merged:
     groups = await _in_order(tx, _by_table(incoming))
     await records.begin(tx, [group.table for group in groups])
     for group in groups:
-        await records.lock(tx, group.table, group.keys, for_delete=group.deletes)
+        if not group.creates:
+            await records.lock(tx, group.table, group.keys, for_delete=group.deletes)
     met = [await _met(tx, group) for group in groups]
     floors = await _floors(tx, groups)
     merged, winners = Merged(), list[_Won]()
@@ -83,6 +84,11 @@ class _Group:
     @property
     def keys(self) -> list[str]:
         return [record.key for record in self.records]
+
+    @property
+    def creates(self) -> bool:
+        """Whether the sender knows its records as new: then there is likely nothing to lock."""
+        return all(record.head.action == "c" for record in self.records)
 
     @property
     def deletes(self) -> bool:
@@ -123,7 +129,13 @@ async def _in_order(tx: Tx, groups: list[_Group]) -> list[_Group]:
 
 
 async def _met(tx: Tx, group: _Group) -> list[Met]:
-    facts = await records.facts(tx, group.table, group.keys)
+    keys = group.keys
+    facts = await records.facts(tx, group.table, keys)
+    if group.creates and (present := [at for at, fact in enumerate(facts) if fact.has_record]):
+        some = [keys[at] for at in present]
+        await records.lock(tx, group.table, some)
+        for at, fact in zip(present, await records.facts(tx, group.table, some), strict=True):
+            facts[at] = fact
     return [Met(*both) for both in zip(group.records, facts, strict=True)]
 
 

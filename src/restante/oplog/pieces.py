@@ -25,8 +25,10 @@ from restante.wire.oplog import ActionName, Op
 
 log = structlog.get_logger()
 
-MAX_RECORDS = 2000
+MAX_RECORDS = 4000
 MAX_BYTES = 8 * 1024 * 1024
+
+_SMALL_PAGE = 500
 
 ACTIONS: dict[ActionName, Action] = {"create": "c", "update": "u", "delete": "d"}
 ACTION_NAMES: dict[Action, ActionName] = {letter: name for name, letter in ACTIONS.items()}
@@ -64,6 +66,11 @@ class Page:
     tracked: dict[str, TrackedTable]
     source: Source
     context: Context
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it takes too little time to decode for anybody to notice."""
+        return sum(len(op.data) for op in self.ops) <= _SMALL_PAGE
 
     def pieces(self, end_cursor: str | None) -> Iterator[Piece]:
         """The page in its order; the last piece has the page's end."""
