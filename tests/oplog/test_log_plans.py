@@ -109,7 +109,7 @@ async def statements(connection: Any, visible: int) -> list[tuple[str, tuple[obj
 async def test_a_page_costs_the_same_wherever_it_begins(
     connection: Any, visible: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(log, "_MEASURED_AT_ONCE", ROWS_READ)
+    monkeypatch.setattr(log, "_MEASURED_FIRST", ROWS_READ)
     sent = await statements(connection, visible)
     await connection.execute("set plan_cache_mode = force_generic_plan")
 

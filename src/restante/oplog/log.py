@@ -25,7 +25,9 @@ queries = sql.load("restante.oplog", "log")
 OP_BYTES = 800
 RECORD_BYTES = 8
 
-_MEASURED_AT_ONCE = 20_000
+# Most pages are small, and a large one should not take many statements.
+_MEASURED_FIRST = 1000
+_MEASURED_AT_ONCE = 16_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +190,10 @@ class Log:
         """
         fitting: Position | None = None
         whole: Position | None = None
-        left = limits
+        left, records = limits, _MEASURED_FIRST
         while True:
-            found = await self._measured(fitting or after, left)
+            found = await self._measured(fitting or after, left, records)
+            records = min(4 * records, _MEASURED_AT_ONCE)
             if found is None:
                 return End(fitting, is_cut=False) if fitting else None
             if found.fitting is None:
@@ -258,19 +261,19 @@ class Log:
             return None
         return await self.connection.fetchval(self._visible(queries.lowest_ulid))
 
-    async def _measured(self, after: Position, limits: Limits) -> "_Measured | None":
+    async def _measured(self, after: Position, limits: Limits, records: int) -> "_Measured | None":
         if not self.tables:
             return None
         rows = await self.connection.fetch(
             self._visible(queries.page_end),
             *self._after(after),
-            _MEASURED_AT_ONCE,
+            records,
             limits.bytes,
             limits.ops,
             OP_BYTES,
             RECORD_BYTES,
         )
-        return _measured({row["number"]: row for row in rows}) if rows else None
+        return _measured({row["number"]: row for row in rows}, records) if rows else None
 
     def _visible(self, statement: str) -> str:
         """
@@ -297,7 +300,7 @@ class _Measured:
     ops: int
 
 
-def _measured(rows: Mapping[int, Row]) -> _Measured:
+def _measured(rows: Mapping[int, Row], records: int) -> _Measured:
     first = rows[1]
     looked_at, fitting, whole = first["looked_at"], first["fitting"], first["whole"]
     last = rows.get(fitting)
@@ -305,7 +308,7 @@ def _measured(rows: Mapping[int, Row]) -> _Measured:
         _position(first),
         None if last is None else _position(last),
         None if whole is None else _position(rows[whole]),
-        is_cut=(fitting or 0) < min(looked_at, _MEASURED_AT_ONCE),
+        is_cut=(fitting or 0) < min(looked_at, records),
         is_more=looked_at > (fitting or 1),
         bytes=0 if last is None else last["bytes"],
         ops=0 if last is None else last["ops"],
