@@ -136,7 +136,7 @@ def test_what_is_wrong_is_named_with_the_way_out():
         "https://b.example fails for 2 h: It answered with status 401",
         "more than 10000 ops",
         "The clock of https://b.example is 7 min behind.",
-        "Of https://b.example so far: 3 refused, 1 gaps.",
+        "Of https://b.example so far: 3 refused, 1 gap.",
         "pages: Only the peer has the column c.",
         "A snapshot of pages is being taken from https://b.example: 12000 records",
         "Parked: 2 foreign_key, 1 future.",

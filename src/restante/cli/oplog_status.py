@@ -129,7 +129,8 @@ def _lag(lag: Lag) -> str:
     if not lag.ops:
         return "nothing"
     count = f"more than {lag.ops}" if lag.is_more else str(lag.ops)
-    return f"{count} ops, {shown_bytes(lag.bytes)}, {shown_seconds(lag.seconds)}"
+    unit = "op" if lag.ops == 1 else "ops"
+    return f"{count} {unit}, {shown_bytes(lag.bytes)}, {shown_seconds(lag.seconds)}"
 
 
 def _remarks(found: OplogStatus, *, now: datetime) -> Iterator[str]:
@@ -188,7 +189,8 @@ def _of_peer(peer: PeerStatus, *, now: datetime) -> Iterator[str]:
         skew = peer.skew_seconds or 0
         side = "ahead" if skew > 0 else "behind"
         yield f"The clock of {peer.host} is {shown_seconds(abs(skew))} {side}."
-    counts = {"refused": peer.refused, "parked": peer.parked, "gaps": peer.gaps}
+    gaps = "gap" if peer.gaps == 1 else "gaps"
+    counts = {"refused": peer.refused, "parked": peer.parked, gaps: peer.gaps}
     if any(counts.values()):
         listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         yield f"Of {peer.host} so far: {listed}."

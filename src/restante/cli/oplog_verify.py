@@ -239,11 +239,15 @@ def _show(console: Console, report: VerifyReport) -> None:
 def _line(table: TableReport) -> str:
     match table.outcome:
         case "equal":
-            return f"{table.table}: equal, {table.rows_here} records"
+            return f"{table.table}: equal, {_records(table.rows_here)}"
         case "not_compared":
             return f"{table.table}: not compared. {table.reason}"
         case "changing":
             return f"{table.table}: not decided. {table.reason}"
         case _:
-            counts = f"{table.rows_here} records here, {table.rows_there} there"
+            counts = f"{_records(table.rows_here)} here, {table.rows_there} there"
             return f"{table.table}: not equal, {counts}"
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count} records"
