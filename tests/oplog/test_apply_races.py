@@ -181,7 +181,7 @@ async def test_a_killed_backend_repeats_the_page_and_nothing_twice(
 ):
     """The process of the transaction dies before its commit: the cursor and the records agree."""
     peer, holder, watcher = await make_peer(db), await connections(), await connections()
-    page = [op("create", {"id": i}, at=i) for i in range(1, MAX_RECORDS + 501)]
+    page = [op("create", {"id": i}, at=i / 10) for i in range(1, MAX_RECORDS + 501)]
     transaction = holder.transaction()
     await transaction.start()
     await holder.execute("insert into public.items values ($1)", MAX_RECORDS + 200)

@@ -1,0 +1,76 @@
+"""`restante oplog parked` and `conflicts` say what waits, and why."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from msgspec import Raw
+
+from restante.cli import oplog_parked
+from restante.cli.output import json_text
+from restante.errors import BadRequest
+from restante.oplog.conflicts import Listed
+from restante.oplog.parked import ParkedOp
+
+NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
+
+
+def parked(key: str | None = "[1]") -> ParkedOp:
+    return ParkedOp(
+        17,
+        "items\x1b[31m",
+        "foreign_key",
+        'Key (parent)=(99) is not present in table "parents".',
+        "create",
+        key,
+        Raw(b'{"id":1}'),
+        "01KA0000000000000000000000",
+        "https://a.example",
+        None,
+        NOW,
+        NOW,
+        3,
+    )
+
+
+def test_a_parked_change_is_shown_with_its_reason(capsys: pytest.CaptureFixture[str]):
+    oplog_parked._print_parked([parked()])  # pyright: ignore[reportPrivateUsage]
+
+    shown = capsys.readouterr().out
+    assert shown.startswith("17  foreign_key: create of items")
+    assert "Key (parent)=(99) is not present" in shown
+    assert "from a removed peer; parked 2026-11-17 12:00:00, tried 3 times" in shown
+    assert "\x1b" not in shown
+
+
+def test_both_versions_of_a_conflict_are_shown(capsys: pytest.CaptureFixture[str]):
+    one = Listed(
+        5,
+        NOW,
+        "items",
+        "[1]",
+        "unseen",
+        "01KA0000000000000000000002",
+        "https://a.example",
+        Raw(b'{"id":1,"name":"ours"}'),
+        "01KA0000000000000000000001",
+        "https://b.example",
+        None,
+    )
+
+    oplog_parked._print_conflicts([one])  # pyright: ignore[reportPrivateUsage]
+
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "5  2026-11-17 12:00:00 UTC  unseen: items [1]"
+    assert shown[1].endswith('of https://a.example: {"id":1,"name":"ours"}')
+    assert shown[2].endswith("of https://b.example: too large to keep")
+
+
+@pytest.mark.parametrize(("ids", "every"), [((), False), ((1,), True)])
+def test_numbers_or_all(ids: tuple[int, ...], every: bool):
+    with pytest.raises(BadRequest, match="or say --all"):
+        oplog_parked.discard(*ids, every=every)
+
+
+def test_the_json_has_the_record_as_it_is():
+    assert json.loads(json_text([parked(None)], indent=2))[0]["data"] == {"id": 1}
