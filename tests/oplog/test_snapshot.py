@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import asyncpg
 import pytest
@@ -471,42 +470,106 @@ async def test_a_snapshot_that_was_aborted_here_does_not_go_on(nodes: tuple[Node
     assert await taker.rows() == []
 
 
+class Hostile(Direct):
+    """A server that says anything."""
+
+    entry = wire.SnapshotEntry(Raw(b'{"id":"a","body":"x","size":1}'))
+    floor = ulids.LOWEST
+
+    async def snapshot_page(
+        self, _peer: Peer, request: wire.SnapshotPageRequest
+    ) -> wire.SnapshotPage:
+        entries = [self.entry] if request.phase == "records" and not request.after else []
+        following = "end" if entries else None
+        return wire.SnapshotPage(entries, ulids.text_of(self.floor), SERVER, following)
+
+
+def at(moment: datetime) -> str:
+    return ulids.text_of(ulids.lowest_at(moment))
+
+
+async def told(server: Node, taker: Node, **said: Any) -> None:
+    """Take a snapshot in which one record has this version."""
+    remote = Hostile(server)
+    remote.entry = wire.SnapshotEntry(Raw(b'{"id":"a","body":"x","size":1}'), **said)
+    await want(taker)
+    while await Taker(taker.db, remote, TAKER, clock).advance(await taker.peer()):  # type: ignore[arg-type]
+        pass
+
+
 @pytest.mark.parametrize(
     ("ulid", "host"),
     [
-        (ulids.text_of(ulids.lowest_at(datetime(2023, 1, 1, tzinfo=UTC))), SERVER),
-        (ulids.text_of(ulids.lowest_at(datetime.now(UTC) + timedelta(hours=1))), SERVER),
-        (ulids.text_of(UUID(int=2**128 - 1)), SERVER),
         ("garbage", SERVER),
         ("01K0000000000000000000000", SERVER),
-        (ulids.text_of(ulids.lowest_at(datetime.now(UTC))), ""),
-        (ulids.text_of(ulids.lowest_at(datetime.now(UTC))), "x" * 300),
+        (at(datetime.now(UTC)), ""),
+        (at(datetime.now(UTC)), "x" * 300),
     ],
 )
-async def test_versions_that_no_honest_clock_makes_stop_it(
+async def test_a_version_that_is_unreadable_stops_it(
     nodes: tuple[Node, Node], ulid: str, host: str
 ):
-    """Taking them would set our own clock."""
     server, taker = nodes
 
-    class Hostile(Direct):
-        async def snapshot_page(
-            self, _peer: Peer, request: wire.SnapshotPageRequest
-        ) -> wire.SnapshotPage:
-            entry = wire.SnapshotEntry(Raw(b'{"id":"a","body":"x","size":1}'), ulid, 0, host)
-            floor = ulids.text_of(ulids.LOWEST)
-            return wire.SnapshotPage([entry], floor, SERVER, None)
-
-    await want(taker)
-    clock_before = await taker.sql.fetchval("select last_value from restante.op_clock")
-    advance = Taker(taker.db, Hostile(server), TAKER, clock).advance  # type: ignore[arg-type]
-    await advance(await taker.peer())
-
-    with pytest.raises(PeerUnreachable):
-        await advance(await taker.peer())
+    with pytest.raises(PeerUnreachable, match="unreadable"):
+        await told(server, taker, ulid=ulid, host=host)
 
     assert await taker.rows() == []
-    assert await taker.sql.fetchval("select last_value from restante.op_clock") == clock_before
+
+
+@pytest.mark.parametrize(
+    "moment", [datetime(2023, 1, 1, tzinfo=UTC), datetime.now(UTC) + timedelta(hours=25)]
+)
+async def test_a_version_that_no_honest_clock_makes_is_refused(
+    nodes: tuple[Node, Node], moment: datetime
+):
+    """Taking it would set our own clock."""
+    server, taker = nodes
+
+    await told(server, taker, ulid=at(moment), host=SERVER)
+
+    assert await taker.rows() == []
+    assert await taker.sql.fetchval("select refused from restante.op_peers") == 1
+    assert await taker.sql.fetchval("select last_value from restante.op_clock") < (
+        ulids.tick_above(ulids.lowest_at(datetime.now(UTC) + timedelta(minutes=1)))
+    )
+
+
+async def test_a_version_of_a_clock_that_is_ahead_waits(nodes: tuple[Node, Node]):
+    """The rest goes on, or a node whose clock is wrong could never be read."""
+    server, taker = nodes
+
+    await told(server, taker, ulid=at(datetime.now(UTC) + timedelta(hours=1)), host=SERVER)
+
+    assert await taker.rows() == []
+    parked = await taker.sql.fetch("select reason, data ->> 'id' as id from restante.op_parked")
+    assert [tuple(row) for row in parked] == [("future", "a")]
+    assert (await taker.peer()).cursor
+
+
+async def test_a_floor_that_is_ahead_of_our_clock_is_not_adopted(nodes: tuple[Node, Node]):
+    server, taker = nodes
+    remote = Hostile(server)
+    remote.floor = ulids.lowest_at(datetime.now(UTC) + timedelta(hours=1))
+    await want(taker)
+    advance = Taker(taker.db, remote, TAKER, clock).advance  # type: ignore[arg-type]
+    await advance(await taker.peer())
+
+    with pytest.raises(PeerUnreachable, match="ahead of our clock"):
+        await advance(await taker.peer())
+
+    assert (await taker.table()).floor == ulids.LOWEST
+
+
+async def test_records_that_cannot_be_taken_are_counted(nodes: tuple[Node, Node]):
+    server, taker = nodes
+    remote = Hostile(server)
+    remote.entry = wire.SnapshotEntry(Raw(b'{"body":"without a key"}'))
+    await want(taker)
+    while await Taker(taker.db, remote, TAKER, clock).advance(await taker.peer()):  # type: ignore[arg-type]
+        pass
+
+    assert await taker.sql.fetchval("select refused from restante.op_peers") == 1
 
 
 async def test_what_postgres_refuses_is_parked_and_the_rest_is_taken(nodes: tuple[Node, Node]):

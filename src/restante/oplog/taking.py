@@ -31,6 +31,7 @@ from restante.oplog import (
     cursors,
     positions,
     records,
+    rules,
     snapshot,
     tables,
     taking_page,
@@ -213,6 +214,12 @@ class Taker:
         floor = ulids.parsed(page.floor)
         if floor is None:
             raise PeerUnreachable("The floor of its snapshot is unreadable.")
+        if rules.is_ahead(floor, now=self.clock()):
+            # Adopting it would set our clock ahead as well.
+            raise PeerUnreachable(
+                f"It has dropped changes of {ulids.moment_of(floor):%Y-%m-%d %H:%M:%S} UTC, "
+                f"which is ahead of our clock; the snapshot of {table.name} goes on then."
+            )
         told = replace(
             one,
             floor=max(one.floor, floor),
@@ -258,9 +265,7 @@ class Taker:
                 parked = await taking_page.park(tx, taking, entry, fault)
                 await _count(tx, one, parked)
         except ParkedFull as error:
-            raise TableBusy(
-                "There is no room for more parked ops; retry or discard some of them."
-            ) from error
+            raise _parked_full() from error
 
     async def _commit(
         self,
@@ -284,11 +289,14 @@ class Taker:
         entries: Sequence[wire.SnapshotEntry],
         following: tuple[str, str] | None,
     ) -> None:
-        async with self.db.transaction() as tx:
-            taken = await taking_page.take(tx, taking, entries)
-            await _count(tx, one, taken)
-            if following:
-                await _progress(tx, taking, one, len(entries), following)
+        try:
+            async with self.db.transaction() as tx:
+                taken = await taking_page.take(tx, taking, entries)
+                await _count(tx, one, taken)
+                if following:
+                    await _progress(tx, taking, one, len(entries), following)
+        except ParkedFull as error:
+            raise _parked_full() from error
 
     async def _settle(self, peer: Peer) -> None:
         """All tables are complete: read the log on from the first start."""
@@ -379,6 +387,10 @@ def _snapshot(row: Row) -> Snapshot:
         row["begun"],
         row["is_repair"],
     )
+
+
+def _parked_full() -> TableBusy:
+    return TableBusy("There is no room for more parked ops; retry or discard some of them.")
 
 
 def _halves(part: Sequence[wire.SnapshotEntry]) -> list[Sequence[wire.SnapshotEntry]]:

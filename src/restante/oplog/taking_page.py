@@ -34,7 +34,15 @@ from restante.oplog.parking import Parked
 from restante.oplog.peers import Peer, normalised_host
 from restante.oplog.positions import Position
 from restante.oplog.records import Change
-from restante.oplog.rules import Action, Newest, Outcome, SnapshotPair, SnapshotSides, Version
+from restante.oplog.rules import (
+    Action,
+    Newest,
+    Outcome,
+    SnapshotPair,
+    SnapshotSides,
+    Verdict,
+    Version,
+)
 from restante.oplog.tables import TrackedTable
 from restante.wire import oplog as wire
 
@@ -46,6 +54,7 @@ queries = sql.load("restante.oplog", "taking")
 _FIRST_NUMBER = 2**30
 # A server without a floor has nothing that could be older; peers refuse earlier versions.
 _EARLIEST = ulids.lowest_at(ulids.EARLIEST)
+_AHEAD = "Its time is more than five minutes ahead: the clock of the node that made it is wrong."
 # The two ways in which capture hashes the old row of a change.
 _RECORD_HASH = "hash_record_extended({0}.*, 0)"
 _TEXT_HASH = "hashtextextended(cast(({0}.*) as text), 0)"
@@ -169,12 +178,18 @@ async def take(tx: Tx, taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> Ta
     """
     Decide about each key, write what is taken, and log it.
 
-    Raises PeerUnreachable for a version that no honest clock can have made, RecordFault, and
-    KeysTaken.
+    What the server's clock has made ahead of ours waits until then, as it does when it comes by
+    the log.  Raises PeerUnreachable for a page that is unreadable, RecordFault, KeysTaken, and
+    ParkedFull.
     """
-    entries = _checked(taking, sent)
+    checked = _checked(taking, sent)
+    entries = [one for one in checked if not _is_ahead(one, taking.now)]
+    ahead = [one for one in checked if _is_ahead(one, taking.now)]
+    parked = [_parked(taking, one, Verdict.PARK_FUTURE, _AHEAD) for one in ahead]
+    await parking.park(tx, taking.peer.id, parked, now=taking.now)
+    refused = len(sent) - len(checked)
     if not entries:
-        return Taken(refused=len(sent))
+        return Taken(refused=refused, parked=len(ahead))
     try:
         applied, found = await _taken(tx, taking, entries)
     except driver_errors.FROM_THE_DRIVER as error:
@@ -182,25 +197,30 @@ async def take(tx: Tx, taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> Ta
         if reason is None:
             raise
         raise RecordFault(reason, driver_errors.full_reason(error)) from error
-    return Taken(applied, len(sent) - len(entries), conflicts=found)
+    return Taken(applied, refused, len(ahead), found)
 
 
 async def park(tx: Tx, taking: Taking, sent: wire.SnapshotEntry, fault: RecordFault) -> Taken:
     """Keep an entry that Postgres refuses as an op that is tried again; raises ParkedFull."""
     (entry,) = _checked(taking, [sent])
-    floor = Version(max(taking.server_floor, _EARLIEST), taking.progress.host)
-    version = entry.newest.version if entry.newest else floor
-    head = Head(
-        0,
-        version,
-        await tables.host_id(tx, version.origin),
-        "u" if taking.has_records else "d",
-        entry.newest is None or entry.newest.is_approximate,
-    )
-    record = Record(head, taking.table, entry.data, taking.columns, entry.key)
-    parked = Parked(record, None, None, fault.reason, str(fault))
+    parked = _parked(taking, entry, fault.reason, str(fault))
     await parking.park(tx, taking.peer.id, [parked], now=taking.now)
     return Taken(parked=1)
+
+
+def _is_ahead(entry: "_Entry", now: datetime) -> bool:
+    return entry.newest is not None and rules.is_ahead(entry.newest.version.ulid, now=now)
+
+
+def _parked(taking: Taking, entry: "_Entry", reason: str, sentence: str) -> Parked:
+    """The entry as an op; the number of its host is looked up when it is tried again."""
+    floor = Version(max(taking.server_floor, _EARLIEST), taking.progress.host)
+    version = entry.newest.version if entry.newest else floor
+    action: Action = "u" if taking.has_records else "d"
+    is_approximate = entry.newest is None or entry.newest.is_approximate
+    head = Head(0, version, 0, action, is_approximate)
+    record = Record(head, taking.table, entry.data, taking.columns, entry.key)
+    return Parked(record, None, None, reason, sentence)
 
 
 async def _taken(tx: Tx, taking: Taking, entries: Sequence["_Entry"]) -> tuple[int, int]:
@@ -231,14 +251,14 @@ def _checked(taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> list["_Entry
     """
     The entries that can be taken.
 
-    Too large ones, those without a key, and those of hosts that are not the peer's to speak for are
-    left out, as they are when they come by the log.
+    Too large ones, those without a key or with an impossible time, and those of hosts that are not
+    the peer's to speak for are left out, as they are when they come by the log.
     """
     entries = [_entry(taking, one) for one in sent]
-    taken = [entry for entry in entries if entry and _may_send(taking, entry)]
+    taken = [entry for entry in entries if entry and _may_be_sent(taking, entry)]
     if len(taken) < len(entries):
         refused = len(entries) - len(taken)
-        log.warning("refused", peer=taking.peer.host, table=taking.table.name, records=refused)
+        log.warning("ops_refused", peer=taking.peer.host, table=taking.table.name, records=refused)
     return taken
 
 
@@ -250,29 +270,25 @@ def _entry(taking: Taking, sent: wire.SnapshotEntry) -> _Entry | None:
     if key is None:
         return None
     data = decoded[0] if taking.has_records else key
-    newest = _newest(sent, now=taking.now)
+    newest = _newest(sent)
     return _Entry(data, key, taking.has_records, newest, sent.n)
 
 
-def _newest(sent: wire.SnapshotEntry, *, now: datetime) -> Newest | None:
+def _newest(sent: wire.SnapshotEntry) -> Newest | None:
     if not sent.ulid:
         return None
     ulid, host = ulids.parsed(sent.ulid), normalised_host(sent.host)
     if ulid is None or not boundary.is_host(host):
         raise PeerUnreachable("A version in its snapshot is unreadable.")
-    if not ulids.is_plausible(ulid, now=now) or rules.is_ahead(ulid, now=now):
-        # Taking it would set our clock ahead as well.
-        raise PeerUnreachable(
-            f"A version in its snapshot is of {ulids.moment_of(ulid):%Y-%m-%d %H:%M:%S} UTC, which "
-            "our clock cannot believe; the snapshot goes on when the clocks agree."
-        )
     return Newest(Version(ulid, host), sent.deleted, sent.approximate)
 
 
-def _may_send(taking: Taking, entry: _Entry) -> bool:
+def _may_be_sent(taking: Taking, entry: _Entry) -> bool:
     if entry.newest is None:
         return True
-    origin = entry.newest.version.origin
+    ulid, origin = entry.newest.version.ulid, entry.newest.version.origin
+    if not ulids.is_plausible(ulid, now=taking.now):
+        return False
     return origin == taking.own_host or taking.peer.may_relay(origin)
 
 
