@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -18,10 +19,12 @@ from oplog.logs import (
     own_reader,
     peer_row,
     positions_of,
+    trim,
 )
 from sites import Site, SiteFactory
 
-from restante.oplog import ulids
+from restante.database.pool import Database
+from restante.oplog import peers, serve, ulids
 from restante.oplog.log import Limits
 from restante.wire import oplog as wire
 
@@ -475,3 +478,38 @@ async def test_a_node_tells_its_peers_about_itself(site: Site, connections: Conn
     ]
     assert told["head"].split("-")[2] == ulid
     assert told["host"].startswith("urn:uuid:")
+
+
+async def test_a_page_that_loses_records_while_it_is_sent_is_not_whole(
+    db: Database, connections: Connections
+):
+    """DROP TABLE ignores the snapshots of readers, and a short page would hide a gap."""
+    connection = await connections()
+    table, other = await add_table(connection, "files"), await add_table(connection, "others")
+    ulid = await append(connection, table, *({"id": n} for n in range(2000)))
+    await append(connection, other, {"id": 1})
+    reader = peers.Reader(None, is_authenticated=False)
+    page = await serve.read(db, reader, serve.Ask(), now=datetime.now(UTC))
+
+    await trim(connection, table, up_to=ulid)
+
+    assert not page.is_whole
+    with pytest.raises(serve.LogChanged):
+        async for _ in serve.rest(db, page):
+            pass
+
+
+async def test_a_head_request_confirms_nothing_new(site: Site, connections: Connections):
+    connection = await connections()
+    table = await add_table(connection, "files")
+    await append(connection, table, *({"id": n} for n in range(2000)))
+    reader = await own_reader(site)
+
+    async with site.http.head(
+        "/internal/crud/sweep",
+        headers={"Authorization": f"Bearer {reader.token}", wire.OPLOG_VERSION: "1"},
+    ) as answer:
+        assert answer.status == 200
+        assert wire.NEXT_POSITION in answer.headers
+
+    assert (await peer_row(site.state.db))["served"] == ""

@@ -17,7 +17,7 @@ from restante.http.disconnect import aborted, disconnected, while_connected
 from restante.oplog import serve, ulids
 from restante.oplog.encoding import PageEncoder
 from restante.oplog.log import Record
-from restante.oplog.node import Node
+from restante.oplog.node import LARGE_RECORDS_BYTES, Node
 from restante.oplog.peers import Reader
 from restante.oplog.serve import Ask, LogChanged, Page
 from restante.wire import oplog as wire
@@ -68,6 +68,10 @@ class PageAnswer(Response):
         if reader.peer is not None:
             self._node.rates.check(reader.peer)
         self.headers.update(await self._answer_headers(reader, page))
+        if is_head:
+            await self._start(send)
+            await self._send(send, b"", more=False)
+            return
         await serve.note_served(db, reader, page, is_ours=ask.is_ours)
         encoder = PageEncoder(page.tables, is_ours=ask.is_ours)
         piece = await self._encoded(encoder, page, page.records)
@@ -76,7 +80,7 @@ class PageAnswer(Response):
             piece += encoder.end()
             self.headers["Content-Length"] = str(len(piece))
             await self._start(send)
-            await self._send(send, b"" if is_head else piece, more=False)
+            await self._send(send, piece, more=False)
         else:
             await self._start(send)
             size += await self._stream(send, encoder, page, piece)
@@ -112,8 +116,9 @@ class PageAnswer(Response):
         async with aclosing(serve.rest(self._node.db, page)) as windows, AsyncExitStack() as room:
             async for records in windows:
                 if records[0].data is None:  # it comes next, and needs room
-                    place = await room.enter_async_context(self._node.room.place(records[0].size))
-                    await place.grow(records[0].size)
+                    large = min(records[0].size, LARGE_RECORDS_BYTES)
+                    place = await room.enter_async_context(self._node.room.place(large))
+                    await place.grow(large)
                     continue
                 piece = await self._encoded(encoder, page, records)
                 size += len(piece)

@@ -12,7 +12,7 @@ from restante.oplog.rates import PeerRates
 from restante.oplog.watch import Watcher
 
 # Records that are larger than a piece of a page, of all readers together.
-_LARGE_RECORDS_BYTES = 128 * 1024 * 1024
+LARGE_RECORDS_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,4 +27,4 @@ class Node:
     open_to: OpenTo = field(default_factory=OpenTo)
     page_limits: Limits = field(default_factory=Limits)
     rates: PeerRates = field(default_factory=PeerRates)
-    room: BodyRoom = field(default_factory=lambda: BodyRoom(_LARGE_RECORDS_BYTES))
+    room: BodyRoom = field(default_factory=lambda: BodyRoom(LARGE_RECORDS_BYTES))
