@@ -231,6 +231,30 @@ ADVICE = {
         "Start over with `since_seq=<lowest_seq - 1>`, or without a cursor; `lowest_seq` and "
         "`latest_seq` say what is kept.",
     ),
+    "table_not_tracked": Advice(
+        "`restante oplog tables` lists the tracked tables; track it, or allow it with `--tables`.",
+        "Ask for tables that the status of the node lists.",
+    ),
+    "table_untrackable": Advice("The sentence has the reason and the way out."),
+    "pushed_table_unknown": Advice(
+        "Track the table here, or allow it for this peer, if its changes are wanted.",
+        "Push other tables; this one is not taken.",
+    ),
+    "op_refused": Advice(
+        "The sender has a bug, a wrong clock, or speaks for another node.",
+        "Correct the op; do not repeat it.",
+    ),
+    "too_many_hosts": Advice(
+        "A peer makes up hosts: restrict it with `--relays`. There is room for 1000 names."
+    ),
+    "peer_unknown": Advice("`restante oplog peers list` shows them.", "Check the address."),
+    "peer_unreachable": Advice(
+        "The sentence has the reason. Check the other node, the address, and the tokens.",
+        "Retry when the other node answers.",
+    ),
+    "snapshot_gone": Advice(
+        "Nothing; the peer begins its snapshot again.", "Begin the snapshot again."
+    ),
     "internal": Advice(
         "Search the log for `bug` with the answer's `X-Request-ID`, and report it.",
         "Retry later; report the `X-Request-ID`.",

@@ -82,6 +82,8 @@ def add(
 
     restante oplog peers add https://b.example --token TOKEN_FROM_B
 
+    Example: restante oplog peers add https://b.example --tables pages
+
     Parameters
     ----------
     token
