@@ -25,6 +25,8 @@ async def settle(db: Database) -> int:
     of it, and it waits for those that are open.
     """
     async with db.connection() as connection:
+        if not await connection.fetchval(queries.is_any):
+            return 0
         await connection.execute(queries.mark)
         tracked = await tables.all_tables(connection)
         await connection.execute(queries.forget_untracked)

@@ -1,3 +1,6 @@
+-- name: is_any
+select exists (select from op_unsettled);
+
 -- name: mark
 -- Whoever could have missed the delete has a transaction id below this.  One that is above all of ours
 -- comes from before a restore.

@@ -3,7 +3,7 @@
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-from restante.oplog import apply, looks, status
+from restante.oplog import apply, looks, parked, settle, status
 from restante.oplog.remote import Remote
 from restante.retention import upkeep
 from restante.retention.subjects import Subjects
@@ -29,6 +29,7 @@ def loops(settings: Settings, services: Services, subjects: Subjects) -> list[Lo
         Loop("space", jobs.look_at_space, interval_seconds=300, deadline_seconds=30),
         Loop("phantoms", jobs.reset_phantoms, interval_seconds=300, deadline_seconds=30),
         Loop("oplog", jobs.look_at_oplog, interval_seconds=10, deadline_seconds=20),
+        Loop("oplog_waiting", jobs.apply_waiting, interval_seconds=2, deadline_seconds=60),
         Loop("oplog_peers", jobs.look_at_peers, interval_seconds=15, deadline_seconds=60),
     ]
 
@@ -96,6 +97,12 @@ class _Jobs:
         metrics, dropped = self._services.metrics.oplog, self._services.oplog.outbox.dropped_by
         metrics.saw_counts(appended=appended, refused=refused, outbox_dropped=dropped)
         metrics.saw(found, now_seconds=now.timestamp())
+
+    async def apply_waiting(self) -> None:
+        """What could not be applied, or not be judged, when it came."""
+        db = self._services.oplog.db
+        await settle.settle(db)
+        await parked.retry_due(db, now=datetime.now(UTC))
 
     async def look_at_peers(self) -> None:
         """A client per pass: there are few peers, and some are away for long."""
