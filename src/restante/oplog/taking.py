@@ -42,7 +42,8 @@ from restante.oplog.peers import Peer, normalised_host
 from restante.oplog.records import KeysTaken
 from restante.oplog.remote import Remote
 from restante.oplog.tables import TrackedTable
-from restante.oplog.taking_page import Phase, RecordFault, Snapshot, Taking
+from restante.oplog.taking_entries import Phase, Snapshot, Taking
+from restante.oplog.taking_page import RecordFault
 from restante.wire import oplog as wire
 
 log = structlog.get_logger()

@@ -7,10 +7,7 @@ it.  What loses, and may not have been known to the server, is kept as a conflic
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
-from typing import Literal
-from uuid import UUID
 
 import structlog
 
@@ -18,7 +15,6 @@ from restante.database import driver_errors, sql
 from restante.database.pool import SCHEMA, Database, Row, Tx
 from restante.errors import PeerUnreachable
 from restante.oplog import (
-    boundary,
     conflicts,
     merge,
     parking,
@@ -26,12 +22,10 @@ from restante.oplog import (
     rules,
     snapshot,
     tables,
+    taking_entries,
     ulids,
 )
 from restante.oplog.conflicts import Conflict
-from restante.oplog.incoming import Head, Record
-from restante.oplog.parking import Parked
-from restante.oplog.peers import Peer, normalised_host
 from restante.oplog.positions import Position
 from restante.oplog.records import Change
 from restante.oplog.rules import (
@@ -44,6 +38,7 @@ from restante.oplog.rules import (
     Version,
 )
 from restante.oplog.tables import TrackedTable
+from restante.oplog.taking_entries import EARLIEST, Entry, Taking
 from restante.wire import oplog as wire
 
 log = structlog.get_logger()
@@ -52,83 +47,11 @@ queries = sql.load("restante.oplog", "taking")
 
 # Records under a version that is not their own are numbered from here, apart from those of the op.
 _FIRST_NUMBER = 2**30
-# A server without a floor has nothing that could be older; peers refuse earlier versions.
-_EARLIEST = ulids.lowest_at(ulids.EARLIEST)
 _AHEAD = "Its time is more than five minutes ahead: the clock of the node that made it is wrong."
 # The two ways in which capture hashes the old row of a change.
 _RECORD_HASH = "hash_record_extended({0}.*, 0)"
 _TEXT_HASH = "hashtextextended(cast(({0}.*) as text), 0)"
 _NOTHING_READ = Position(-1, -1, ulids.LOWEST, -1)
-
-
-Phase = Literal["new", "deletes", "records", "leftovers", "own_deletes", "done"]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A snapshot that is being taken, and how far it is."""
-
-    peer_id: int
-    table_id: int
-    phase: Phase
-    is_for_gap: bool
-    after: str
-    start: str
-    host: str  # the server's
-    columns: frozenset[str]  # the server's
-    floor: UUID  # the largest that the server has told
-    floor_origin: str
-    server_cursor: Position | None  # how far the server had read us when it began
-    records: int
-    begun: int
-    is_repair: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Taking:
-    """A snapshot that is being taken."""
-
-    peer: Peer
-    table: TrackedTable
-    progress: Snapshot
-    own_host: str
-    server_floor: UUID  # when the page was read
-    now: datetime
-
-    @property
-    def has_records(self) -> bool:
-        """Whether the server has a record of each key of the page."""
-        return self.progress.phase == "records"
-
-    @property
-    def sides(self) -> SnapshotSides:
-        cursor, trimmed = self.progress.server_cursor, self.table.trimmed
-        return SnapshotSides(
-            server=self.progress.host,
-            taker=self.own_host,
-            server_floor=self.server_floor,
-            own_floor=self.table.floor,
-            is_first=cursor is None,
-            has_read_us=cursor is not None and (trimmed is None or cursor >= trimmed),
-            is_repair=self.progress.is_repair,
-        )
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """The columns that both nodes have, and that are written."""
-        ours = {column.name for column in self.table.columns if not column.is_generated}
-        return self.progress.columns & ours
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """What the server has of one key."""
-
-    data: str
-    key: str  # a JSON object of the key columns
-    has_record: bool
-    newest: Newest | None
-    n: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +105,12 @@ async def take(tx: Tx, taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> Ta
     the log.  Raises PeerUnreachable for a page that is unreadable, RecordFault, KeysTaken, and
     ParkedFull.
     """
-    checked = _checked(taking, sent)
-    entries = [one for one in checked if not _is_ahead(one, taking.now)]
-    ahead = [one for one in checked if _is_ahead(one, taking.now)]
-    parked = [_parked(taking, one, Verdict.PARK_FUTURE, _AHEAD) for one in ahead]
+    checked = taking_entries.checked(taking, sent)
+    entries = [one for one in checked if not taking_entries.is_ahead(one, taking.now)]
+    ahead = [one for one in checked if taking_entries.is_ahead(one, taking.now)]
+    parked = [
+        taking_entries.parked_entry(taking, one, Verdict.PARK_FUTURE, _AHEAD) for one in ahead
+    ]
     await parking.park(tx, taking.peer.id, parked, now=taking.now)
     refused = len(sent) - len(checked)
     if not entries:
@@ -202,28 +127,13 @@ async def take(tx: Tx, taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> Ta
 
 async def park(tx: Tx, taking: Taking, sent: wire.SnapshotEntry, fault: RecordFault) -> Taken:
     """Keep an entry that Postgres refuses as an op that is tried again; raises ParkedFull."""
-    (entry,) = _checked(taking, [sent])
-    parked = _parked(taking, entry, fault.reason, str(fault))
+    (entry,) = taking_entries.checked(taking, [sent])
+    parked = taking_entries.parked_entry(taking, entry, fault.reason, str(fault))
     await parking.park(tx, taking.peer.id, [parked], now=taking.now)
     return Taken(parked=1)
 
 
-def _is_ahead(entry: "_Entry", now: datetime) -> bool:
-    return entry.newest is not None and rules.is_ahead(entry.newest.version.ulid, now=now)
-
-
-def _parked(taking: Taking, entry: "_Entry", reason: str, sentence: str) -> Parked:
-    """The entry as an op; the number of its host is looked up when it is tried again."""
-    floor = Version(max(taking.server_floor, _EARLIEST), taking.progress.host)
-    version = entry.newest.version if entry.newest else floor
-    action: Action = "u" if taking.has_records else "d"
-    is_approximate = entry.newest is None or entry.newest.is_approximate
-    head = Head(0, version, 0, action, is_approximate)
-    record = Record(head, taking.table, entry.data, taking.columns, entry.key)
-    return Parked(record, None, None, reason, sentence)
-
-
-async def _taken(tx: Tx, taking: Taking, entries: Sequence["_Entry"]) -> tuple[int, int]:
+async def _taken(tx: Tx, taking: Taking, entries: Sequence[Entry]) -> tuple[int, int]:
     """How many were changed, and how many conflicts there were."""
     sides = taking.sides
     # Before `begin`, after which only the tables' own schemas are searched.
@@ -247,52 +157,7 @@ async def _taken(tx: Tx, taking: Taking, entries: Sequence["_Entry"]) -> tuple[i
     return applied, new_conflicts
 
 
-def _checked(taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> list["_Entry"]:
-    """
-    The entries that can be taken.
-
-    Too large ones, those without a key or with an impossible time, and those of hosts that are not
-    the peer's to speak for are left out, as they are when they come by the log.
-    """
-    entries = [_entry(taking, one) for one in sent]
-    taken = [entry for entry in entries if entry and _may_be_sent(taking, entry)]
-    if len(taken) < len(entries):
-        refused = len(entries) - len(taken)
-        log.warning("ops_refused", peer=taking.peer.host, table=taking.table.name, records=refused)
-    return taken
-
-
-def _entry(taking: Taking, sent: wire.SnapshotEntry) -> _Entry | None:
-    decoded = boundary.decoded(sent.data)
-    if isinstance(decoded, boundary.Refusal):
-        return None
-    key = records.key_of(taking.table, decoded[1])
-    if key is None:
-        return None
-    data = decoded[0] if taking.has_records else key
-    newest = _newest(sent)
-    return _Entry(data, key, taking.has_records, newest, sent.n)
-
-
-def _newest(sent: wire.SnapshotEntry) -> Newest | None:
-    if not sent.ulid:
-        return None
-    ulid, host = ulids.parsed(sent.ulid), normalised_host(sent.host)
-    if ulid is None or not boundary.is_host(host):
-        raise PeerUnreachable("A version in its snapshot is unreadable.")
-    return Newest(Version(ulid, host), sent.deleted, sent.approximate)
-
-
-def _may_be_sent(taking: Taking, entry: _Entry) -> bool:
-    if entry.newest is None:
-        return True
-    ulid, origin = entry.newest.version.ulid, entry.newest.version.origin
-    if not ulids.is_plausible(ulid, now=taking.now):
-        return False
-    return origin == taking.own_host or taking.peer.may_relay(origin)
-
-
-async def _compared(tx: Tx, taking: Taking, entries: Sequence[_Entry], server: int) -> list[_Own]:
+async def _compared(tx: Tx, taking: Taking, entries: Sequence[Entry], server: int) -> list[_Own]:
     table, read = taking.table, taking.progress.server_cursor or _NOTHING_READ
     row_hash = _RECORD_HASH if await tx.fetchval(queries.hashes_records, table.id) else _TEXT_HASH
     columns = tuple(sorted(taking.columns))
@@ -305,7 +170,7 @@ async def _compared(tx: Tx, taking: Taking, entries: Sequence[_Entry], server: i
     return own
 
 
-def _own(row: Row, entry: _Entry) -> _Own:
+def _own(row: Row, entry: Entry) -> _Own:
     newest = None
     if row["ulid"] is not None:
         version = Version(row["ulid"], row["host"])
@@ -333,7 +198,7 @@ def _own(row: Row, entry: _Entry) -> _Own:
     )
 
 
-def _is_on_server_record(row: Row, entry: _Entry) -> bool:
+def _is_on_server_record(row: Row, entry: Entry) -> bool:
     """Whether our first change that the server has not read was made to what the server has."""
     old_hash = row["unsent_old_hash"]
     if not entry.has_record:
@@ -366,7 +231,7 @@ def _statement(
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    entry: _Entry
+    entry: Entry
     own: _Own
     verdict: rules.SnapshotVerdict
 
@@ -389,7 +254,7 @@ class _Decided:
         return self.entry.data if self.is_taken else self.own.data or ""
 
 
-async def _hosts(tx: Tx, entries: Sequence[_Entry], sides: SnapshotSides) -> dict[str, int]:
+async def _hosts(tx: Tx, entries: Sequence[Entry], sides: SnapshotSides) -> dict[str, int]:
     """The numbers of all hosts under which something may be logged."""
     named = {entry.newest.version.origin for entry in entries if entry.newest}
     every = sorted(named | {sides.server, sides.taker})
@@ -445,7 +310,7 @@ def _change(taking: Taking, one: _Decided, number: int, hosts: dict[str, int]) -
         one.own.key,
         one.own.key_hash,
         one.own.data is not None,
-        max(version.ulid, _EARLIEST) if version else ulids.LOWEST,
+        max(version.ulid, EARLIEST) if version else ulids.LOWEST,
         one.entry.n if is_its_own else number,
         hosts[version.origin] if version else 0,
         one.verdict.is_approximate,
