@@ -8,10 +8,15 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 import soak
+from oplog.old_peer import OldPeer
 from oplog.oracle import KEYS, Node, Nodes, Writer, until_accounted
+
+from restante.oplog import ulids
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -31,7 +36,7 @@ async def writing(
     chance: random.Random,
     seconds: float,
     *,
-    until: "asyncio.Task[None] | None" = None,
+    until: "asyncio.Task[Any] | None" = None,
 ) -> None:
     """Let applications write to all nodes for a while, and until a task has ended."""
     writers = [Writer(node, random.Random(chance.random())) for node in nodes for _ in range(2)]
@@ -131,16 +136,76 @@ async def test_three_nodes_become_equal(nodes: Nodes):
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 async def test_nodes_become_equal_whatever_happens_to_them(place: Path):
-    """Kills, cut links, lost answers, repeated pushes, clocks ten minutes apart, snapshots."""
+    """
+    Kills, cut links, lost answers, repeated pushes, clocks ten minutes apart, snapshots.
+
+    A fourth node speaks only the older protocol, and reads from the first one.
+    """
     for run in soak.runs(1):
-        with run as chance, Nodes(place / str(run.seed), chance) as nodes:
+        with run as chance, Nodes(place / str(run.seed), chance) as nodes, OldPeer() as old:
+            topology = chance.choice(["mesh", "chain", "ring"])
             three = await nodes.start(*OFFSETS)
-            connect(nodes, three, chance.choice(["mesh", "chain"]))
+            connect(nodes, three, topology)
+            three[0].admin({"url": old.address})
+            may_pause = chance.random() < 0.5
 
-            done = await harmed(nodes, three, SECONDS, may_pause=chance.random() < 0.5)
+            exchanging = asyncio.create_task(
+                exchange(old, three[0], random.Random(chance.random()))
+            )
+            done = await harmed(nodes, three, SECONDS, may_pause=may_pause)
 
-            print(", ".join(done), flush=True)
-            await until_accounted(three)
+            print(topology, ", ".join(done), flush=True)
+            exchanging.cancel()
+            await until_accounted(three, old.ops.values())
+            await until_read(old, three[0], has_gaps=may_pause)
+
+
+async def exchange(old: OldPeer, node: Node, chance: random.Random) -> None:
+    """The old node reads, and writes records that are its own, until it is cancelled."""
+    for number in itertools.count():
+        old.write({"id": f"old{number % 7}", "body": f"old-{number}", "size": number})
+        if chance.random() < 0.2:
+            old.write({"id": f"old{chance.randrange(7)}"}, action="delete")
+        await asyncio.to_thread(old.pull, node.url)
+        await asyncio.sleep(chance.uniform(0, 0.3))
+
+
+async def until_read(old: OldPeer, node: Node, *, has_gaps: bool) -> None:
+    """The old node has every op that is in the log; an exception is one that it was told of."""
+    await asyncio.to_thread(old.pull, node.url)
+    await asyncio.to_thread(old.pull, node.url)
+    missed = {
+        ulids.text_of(UUID(op.version.ulid)) for op in (await node.state()).ops
+    } - old.ops.keys()
+
+    assert not missed or (has_gaps and old.gaps), missed
+
+
+async def test_a_chain_loses_its_relay_and_gets_another_node(nodes: Nodes):
+    """A joins C directly, which knows nothing of how far it had read; D joins while both write."""
+    first, relay, last = await nodes.start(*OFFSETS)
+    connect(nodes, [first, relay, last], "chain")
+    await writing([first, relay, last], nodes.chance, 1.5)
+    await until_accounted([first, relay, last])
+
+    nodes.unlink(first, relay)
+    nodes.unlink(relay, last)
+    nodes.link(first, last)
+    (new,) = await nodes.start(0)
+    joining = asyncio.create_task(asyncio.to_thread(nodes.link, new, first))
+    await writing([first, last], nodes.chance, 1.5, until=joining)
+
+    await until_accounted([first, last, new])
+
+
+async def test_a_ring_of_four_becomes_equal(nodes: Nodes):
+    """Each op goes round both ways, and comes back to where it was made."""
+    four = await nodes.start(*OFFSETS, 0)
+    connect(nodes, four, "ring")
+
+    await writing(four, nodes.chance, 1.5)
+
+    await until_accounted(four)
 
 
 def connect(nodes: Nodes, some: Sequence[Node], topology: str) -> None:

@@ -21,6 +21,8 @@ import asyncpg
 from processes import Server, children, restante, wait_until
 from proxies import CALM, Fault, Proxy, Weather, calm
 
+from restante.oplog import ulids
+
 GONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 NOTES = "create table public.notes (id text primary key, body text, size numeric)"
 KEYS = [f"k{number:02}" for number in range(40)]
@@ -485,24 +487,39 @@ async def _how_they_differ(nodes: Sequence[Node]) -> str:
     return "\n".join(lines)
 
 
-async def until_accounted(nodes: Sequence[Node], seconds: float = 60) -> None:
-    """Wait until all tables are equal and stay so, and every op is accounted for."""
+async def until_accounted(
+    nodes: Sequence[Node], foreign: Iterable[Any] = (), seconds: float = 60
+) -> None:
+    """
+    Wait until all tables are equal and stay so, and every op is accounted for.
+
+    `foreign` are ops of a node that is not one of ours, as it sends them.
+    """
     await until_equal(nodes, seconds)
-    found = await unaccounted(nodes)
+    more = [op for sent in foreign for op in _as_logged(sent)]
+    found = await unaccounted(nodes, more)
     for _ in range(100):
         if not found:
             break
         await asyncio.sleep(0.2)
-        found = await unaccounted(nodes)
+        found = await unaccounted(nodes, more)
     assert not found, "\n".join(found[:10])
     await until_equal(nodes, seconds)
 
 
-async def unaccounted(nodes: Sequence[Node]) -> list[str]:
+def _as_logged(sent: Any) -> list[Op]:
+    ulid = ulids.parsed(sent["ulid"])
+    version = Version(str(ulid), sent["host"])
+    is_delete = sent["action"] == "delete"
+    return [Op(record["id"], version, is_delete, False, record) for record in sent["data"]]
+
+
+async def unaccounted(nodes: Sequence[Node], foreign: Sequence[Op] = ()) -> list[str]:
     """Sentences about ops and committed values of which a node knows nothing."""
     states = {node.name: await node.state() for node in nodes}
     found: list[str] = []
-    every = {(op.key, op.version): op for state in states.values() for op in state.ops}
+    logged = (op for state in states.values() for op in state.ops)
+    every = {(op.key, op.version): op for op in (*foreign, *logged)}
     for name, state in states.items():
         newest, own = state.newest, {(op.key, op.version) for op in state.ops}
         found += [
@@ -513,8 +530,8 @@ async def unaccounted(nodes: Sequence[Node]) -> list[str]:
         found += _table_differs_from_log(name, state, newest)
     for node in nodes:
         if not node.has_paused:
-            logged = {op.data.get("body") for op in states[node.name].ops}
-            found += [f"{node.name} lost {value}" for value in node.acked if value not in logged]
+            kept = {op.data.get("body") for op in states[node.name].ops}
+            found += [f"{node.name} lost {value}" for value in node.acked if value not in kept]
     return found
 
 
