@@ -186,3 +186,23 @@ def test_the_status_shows_both_directions(nodes: tuple[Server, Server]):
     assert peer["host"] == b.address
     assert peer["protocol"] == "restante"
     assert peer["failing_since"] is None
+
+
+def test_a_server_that_stops_does_not_wait_for_the_long_polls_of_its_peers(
+    nodes: tuple[Server, Server],
+):
+    a, b = nodes
+    fill(nodes, 2000)
+
+    assert b.stop() == 0
+    said = b.said
+    b.start()
+
+    assert "graceful shutdown exceeded" not in said
+    wait_until(
+        lambda: (
+            json.loads(oplog(a, "status", "--json").stdout)["peers"][0]["failing_since"] is None
+        ),
+        seconds=60,
+        what="the next pull",
+    )

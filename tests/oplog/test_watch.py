@@ -1,5 +1,6 @@
 """Those who wait for new ops are woken when these can be read, in whatever order writers end."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -48,3 +49,13 @@ async def test_transactions_that_write_no_op_wake_nobody(db: Database, connectio
             await other.fetchval("select pg_current_xact_id()")
 
         assert not await waiting.next(0.2)
+
+
+async def test_nobody_waits_for_a_server_that_stops(db: Database):
+    watcher = Watcher(db)
+    async with watcher.waiting() as waiting:
+        await waiting.next(5)  # the first look
+        asyncio.get_running_loop().call_soon(watcher.stop)
+
+        assert not await waiting.next(60)
+        assert waiting.is_over

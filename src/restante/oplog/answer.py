@@ -97,7 +97,7 @@ class PageAnswer(Response):
         async with self._node.watcher.waiting() as waiting:
             while True:
                 reader, page = await self._read()
-                left = ends_at - loop.time()
+                left = 0 if waiting.is_over else ends_at - loop.time()
                 if page.last is not None or page.gap_tables or left <= 0:
                     return reader, page
                 turns.pause()

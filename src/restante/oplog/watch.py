@@ -32,16 +32,21 @@ class Waiting:
         self._watcher = watcher
         self._seen = watcher.changes
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the server stops: what there is must be answered now."""
+        return self._watcher.is_stopping
+
     async def next(self, timeout_seconds: float) -> bool:
-        """Wait until there may be something new; False if the time is over."""
+        """Wait until there may be something new; False if the time is over, or the server stops."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                while self._seen == self._watcher.changes:
+                while self._seen == self._watcher.changes and not self._watcher.is_stopping:
                     await self._watcher.changed.wait()
         except TimeoutError:
             return False
         self._seen = self._watcher.changes
-        return True
+        return not self._watcher.is_stopping
 
 
 class Watcher:
@@ -54,6 +59,12 @@ class Watcher:
         self._looking: asyncio.Task[None] | None = None
         self.changes = 0
         self.changed = asyncio.Event()
+        self.is_stopping = False
+
+    def stop(self) -> None:
+        """Let nobody wait any longer: the server stops."""
+        self.is_stopping = True
+        self._wake()
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[Waiting]:

@@ -14,6 +14,7 @@ _CLOSE_WEBSOCKETS_SECONDS = 0.1
 def stop_serving(http: HttpServer, web: Starlette) -> None:
     """Let waiting requests answer with what there is, and accept no new ones."""
     web.state.wakeups.stop()
+    web.state.oplog.watcher.stop()
     # Uvicorn closes WebSockets with a code of its own; by then ours are closed with 1001.
     loop = asyncio.get_running_loop()
     loop.call_later(_CLOSE_WEBSOCKETS_SECONDS, setattr, http, "should_exit", True)  # noqa: FBT003 - setattr
