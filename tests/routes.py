@@ -98,7 +98,7 @@ TABLE: dict[tuple[str, str], Call] = {
     ("POST", "/admin/retention/sweep"): Call(ADMIN_ALONE),
     ("GET", "/admin/status"): Call(ADMIN_ALONE),
     ("GET", "/internal/crud/sweep"): Call(PEER_ALONE),
-    ("POST", "/internal/crud/push"): Call(PEER_ALONE, json=nothing, answers=INCOMPLETE),
+    ("POST", "/internal/crud/push"): Call(PEER_ALONE, json=nothing, answers=frozenset({422})),
     ("GET", "/internal/oplog/status"): Call(PEER_ALONE),
     ("POST", "/internal/oplog/snapshot"): Call(PEER_ALONE, json=nothing, answers=INCOMPLETE),
     ("POST", "/internal/oplog/snapshot/page"): Call(PEER_ALONE, json=nothing, answers=INCOMPLETE),
