@@ -447,6 +447,21 @@ async def test_a_table_that_the_peer_may_not_see_does_not_exist_for_it(nodes: tu
             )
 
 
+async def test_a_server_that_gives_no_snapshot_of_the_table_is_not_asked_again(
+    nodes: tuple[Node, Node],
+):
+    """Else nothing else could be read from it."""
+    server, taker = nodes
+
+    async def refuse(_what: str) -> None:
+        raise PeerUnreachable("It answered with status 404.", status=404)
+
+    with pytest.raises(PeerUnreachable):
+        await take(server, taker, refuse)
+
+    assert await taker.sql.fetchval("select count(*) from restante.op_snapshots") == 0
+
+
 async def test_a_table_that_is_paused_here_waits(nodes: tuple[Node, Node]):
     server, taker = nodes
     await taker.sql.execute("update restante.op_tables set state = 'paused'")

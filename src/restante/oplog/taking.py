@@ -2,9 +2,10 @@
 Snapshots, taker's side: makes a table equal to a peer's, page by page.
 
 Each page is one transaction together with its progress, so it goes on after any crash of either
-side.  First come the keys that the server has deleted, then its records, then the records that
-only we have, and our own deletes that are older than the server's floor.  When all tables are
-complete, the peer's log is read from the position at which the first of them began.
+side.  First come the keys that the server has deleted, then its records, then our own deletes that
+are older than the server's floor, and the records that only we have.  These are last, because
+another peer may bring back a key that we had deleted meanwhile.  When all tables are complete, the
+peer's log is read from the position at which the first of them began.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -24,7 +25,6 @@ from restante.errors import (
     SnapshotGone,
     StatementTimedOut,
     TableBusy,
-    TableNotTracked,
 )
 from restante.oplog import (
     boundary,
@@ -58,6 +58,7 @@ _TRIES = 3
 # A part of this size is not halved to find the record that somebody has locked.
 _SMALL_PART = 50
 _BUSY = (TableBusy, StatementTimedOut)
+_NO_SNAPSHOTS = (404, 405)
 _KEPT_OUT = "A trigger or a rule of the table keeps the record out of it."
 
 
@@ -132,11 +133,11 @@ class Taker:
         try:
             started = await self.remote.begin_snapshot(peer, table.name)
         except PeerUnreachable as error:
-            if error.facts.get("peer_code") != TableNotTracked.code:
-                raise
-            log.warning("snapshot_refused", peer=peer.host, table=table.name)
-            await self._forget(one)
-            return
+            if error.facts.get("status") in _NO_SNAPSHOTS:
+                # It does not track the table, or has become a node that knows no snapshots.
+                log.warning("snapshot_refused", peer=peer.host, table=table.name)
+                await self._forget(one)
+            raise
         host = normalised_host(started.host)
         if positions.parsed(started.start) is None or not boundary.is_host(host):
             raise PeerUnreachable("The start of its snapshot is unreadable.")
@@ -161,14 +162,8 @@ class Taker:
 
     async def _records(self, peer: Peer, one: Snapshot, table: TrackedTable) -> None:
         page = await self._page(peer, one, table, "records")
-        following = ("leftovers", "") if page.next is None else ("records", page.next)
+        following = ("own_deletes", "") if page.next is None else ("records", page.next)
         await self._take(peer, one, table, page, following)
-
-    async def _leftovers(self, peer: Peer, one: Snapshot, table: TrackedTable) -> None:
-        keys = await taking_page.own_keys(self.db, table, one.after)
-        asked = _fitting(keys)
-        following = ("leftovers", asked[-1]) if asked else ("own_deletes", "")
-        await self._ask(peer, one, table, asked, following)
 
     async def _own_deletes(self, peer: Peer, one: Snapshot, table: TrackedTable) -> None:
         """Those above the server's floor are newer than anything that it has forgotten."""
@@ -176,8 +171,14 @@ class Taker:
             deletes, following = await snapshot.deletes_of(tx, table, one.after)
         highest = ulids.text_of(one.floor)
         old = [bytes(entry.data).decode() for entry in deletes if entry.ulid <= highest]
-        then = ("own_deletes", following) if following else ("done", "")
+        then = ("own_deletes", following) if following else ("leftovers", "")
         await self._ask(peer, one, table, old, then)
+
+    async def _leftovers(self, peer: Peer, one: Snapshot, table: TrackedTable) -> None:
+        keys = await taking_page.own_keys(self.db, table, one.after)
+        asked = _fitting(keys)
+        following = ("leftovers", asked[-1]) if asked else ("done", "")
+        await self._ask(peer, one, table, asked, following)
 
     async def _ask(
         self,
