@@ -2,7 +2,7 @@
 -- One row per tracked table, with its columns as the catalogue has them now; a table that was dropped or
 -- renamed has none.
 select op_tables.*, columns.*
-  from op_tables
+  from restante.op_tables
   left join pg_namespace on pg_namespace.nspname = op_tables.schema_name
   left join pg_class on pg_class.relnamespace = pg_namespace.oid
                     and pg_class.relname = op_tables.table_name
@@ -22,24 +22,24 @@ select op_tables.*, columns.*
  order by op_tables.name;
 
 -- name: own_host
-select op_hosts.host from op_node join op_hosts on op_hosts.id = op_node.host_id;
+select op_hosts.host from restante.op_node join restante.op_hosts on op_hosts.id = op_node.host_id;
 
 -- name: set_own_host
-insert into op_node (host_id) values ($1)
+insert into restante.op_node (host_id) values ($1)
     on conflict (only_row) do update set host_id = excluded.host_id
  where op_node.host_id <> excluded.host_id;
 
 -- name: host_id
-select id from op_hosts where host = $1;
+select id from restante.op_hosts where host = $1;
 
 -- name: add_host
 -- Waits for another session that adds the same host.
-insert into op_hosts (host)
-select $1 where (select count(*) from op_hosts) < $2
+insert into restante.op_hosts (host)
+select $1 where (select count(*) from restante.op_hosts) < $2
     on conflict do nothing;
 
 -- name: log_sizes
 select op_tables.id, coalesce(sum(pg_total_relation_size(relid)), 0)::bigint as bytes
-  from op_tables
-  left join lateral pg_partition_tree(to_regclass('ops_' || op_tables.id)) on true
+  from restante.op_tables
+  left join lateral pg_partition_tree(to_regclass('restante.ops_' || op_tables.id)) on true
  group by op_tables.id;
