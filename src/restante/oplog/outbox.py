@@ -133,6 +133,8 @@ class Outbox:
             async with self._watcher.waiting() as waiting:
                 position = await self._queue_after(position, listeners)
                 await waiting.next(_LOOK_SECONDS)
+                if waiting.is_over:
+                    return
 
     async def _without_long_poll(self) -> list[Peer]:
         """The peers that do not wait for news themselves."""
