@@ -1,7 +1,7 @@
 """Which tables are tracked, paused, resumed and untracked, and what becomes of their log."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -329,11 +329,6 @@ async def test_resume_drops_the_log_and_puts_the_marks_to_now(
     last = await writer.fetchrow("select * from restante.ops order by era desc, xid desc limit 1")
     ours = await _ours(await connections())
     before = await tables.log_sizes(ours)
-    await ours.execute(
-        "insert into op_parked (peer_id, table_name, ulid, origin, action, data, data_hash, reason,"
-        " sentence, parked_at, tried_at) select 1, name, gen_random_uuid(), 'a', 'c', '{}', 1, '',"
-        " '', now(), now() from unnest('{pages,other}'::text[]) as name"
-    )
 
     await capture.pause(db, "pages", now=now())
     await writer.execute("update pages set n = 0")
@@ -349,7 +344,30 @@ async def test_resume_drops_the_log_and_puts_the_marks_to_now(
     assert after[table.id] < before[table.id] / 5
     assert [one.key for one in await log_of(writer)] == [["7"]]
     assert (await log_of(writer))[0].ulid > found.floor
-    assert await ours.fetch("select table_name from op_parked") == [("other",)]
+
+
+async def test_resume_reports_what_waited_and_may_be_older_than_the_record(
+    db: Database, writer: Any, connections: Any
+):
+    """Applied later, it would overwrite in silence what was changed during the pause."""
+    await writer.execute(PAGES)
+    await track(db)
+    ours = await _ours(await connections())
+    old, ahead = (ulids.lowest_at(now() + timedelta(minutes=by)) for by in (-1, 10))
+    await ours.execute(
+        "insert into op_parked (peer_id, table_name, ulid, origin, action, data, data_hash, reason,"
+        " sentence, parked_at, tried_at) select 1, name, ulid, 'a', 'c', '{\"id\": 1}', 1, '', '',"
+        " now(), now() from unnest('{pages,other}'::text[]) as name, unnest($1::uuid[]) as ulid",
+        [old, ahead],
+    )
+
+    await capture.pause(db, "pages", now=now())
+    await capture.resume(db, "pages", host=OWN, now=now())
+
+    parked = await ours.fetch("select table_name, ulid from op_parked order by 1, 2")
+    assert [tuple(row) for row in parked] == [("other", old), ("other", ahead), ("pages", ahead)]
+    conflict = await ours.fetchrow("select * from op_conflicts")
+    assert (conflict["lost_ulid"], conflict["lost"]) == (old, '{"id": 1}')
 
 
 async def test_a_table_that_is_not_paused_is_not_resumed(db: Database, writer: Any):

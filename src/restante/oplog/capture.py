@@ -114,8 +114,8 @@ async def resume(db: Database, text: str, *, host: str | None, now: datetime) ->
         _check(facts, forced=True)
         await relations.install(tx, table.id, facts)
         await relations.empty_log(tx, table)
-        await relations.forget_waiting(tx, table)
         await relations.mark_now(tx, table.id, await tables.identify(tx, host))
+        await relations.begin_again(tx, table, now=now)
         await relations.set_state(tx, table, "tracked", now=now)
     return table
 

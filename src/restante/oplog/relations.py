@@ -13,7 +13,7 @@ import msgspec
 from restante.database import partitions, spans, sql
 from restante.database.pool import Connection, Tx
 from restante.errors import BadRequest, TableNotTracked
-from restante.oplog import tables, triggers
+from restante.oplog import conflicts, tables, triggers
 from restante.oplog.positions import Position
 from restante.oplog.tables import LOG_WIDTH, OPS, TrackedTable
 from restante.oplog.trackable import Facts
@@ -197,9 +197,13 @@ async def set_state(tx: Tx, table: TrackedTable, state: tables.State, *, now: da
     await tx.execute(queries.set_state, table.id, state, now)
 
 
-async def forget_waiting(tx: Tx, table: TrackedTable) -> None:
-    """Drop what waits to be applied to a table; a snapshot that is being taken begins again."""
-    await tx.execute(queries.forget_parked, table.name)
+async def begin_again(tx: Tx, table: TrackedTable, *, now: datetime) -> None:
+    """
+    What waits to be applied to a table and is older than its floor goes to the conflict log.
+
+    A snapshot that is being taken begins again.
+    """
+    await tx.execute(queries.report_older_parked, table.id, now, conflicts.MAX_DATA_BYTES)
     await tx.execute(queries.forget_unsettled, table.id)
     await tx.execute(queries.restart_snapshots, table.id)
 
@@ -213,6 +217,7 @@ async def remove(tx: Tx, table: TrackedTable) -> None:
     """Forget a table and drop its log; its triggers are gone already."""
     await tx.execute(f"drop function if exists {triggers.function_name(table.id)}")
     await tx.execute(f"drop table if exists {sql.quoted(table.log)}")
-    await forget_waiting(tx, table)
+    await tx.execute(queries.forget_parked, table.name)
+    await tx.execute(queries.forget_unsettled, table.id)
     await tx.execute(queries.forget_snapshots, table.id)
     await tx.execute(queries.remove_table, table.id)

@@ -136,6 +136,23 @@ delete from op_tables where id = $1;
 -- name: forget_parked
 delete from op_parked where table_name = $1;
 
+-- name: report_older_parked
+-- A record that changed while nothing was logged may be newer than what waits for it.
+with older as (
+    delete from op_parked
+     using op_tables as tracked
+     where tracked.id = $1
+       and op_parked.table_name = tracked.name
+       and op_parked.ulid <= tracked.floor
+    returning op_parked.*, tracked.floor, tracked.floor_origin
+)
+insert into op_conflicts (
+    noticed_at, table_name, key, reason, kept_ulid, kept_origin, lost_ulid, lost_origin, lost
+)
+select $2, table_name, coalesce(key, ''), 'approximate', floor, floor_origin, ulid, origin,
+       case when pg_column_size(data) <= $3 then data end
+  from older;
+
 -- name: forget_unsettled
 delete from op_unsettled where table_id = $1;
 
