@@ -163,6 +163,20 @@ async def test_order_of_columns_and_columns_of_one_side_do_not_count_and_are_nam
     ]
 
 
+async def test_values_that_were_exchanged_or_are_null_are_seen(nodes: tuple[Node, Node]):
+    """Digests of records are added up, and must not cancel each other out."""
+    await track(nodes, PAGES, "pages", "id")
+    for one in nodes:
+        await one.execute("insert into public.pages (id, body) values (1, 'a'), (2, 'b'), (3, '')")
+    await nodes[1].execute(
+        "update public.pages set body = case id when 1 then 'b' when 2 then 'a' end"
+    )
+
+    report = await the_table(nodes)
+
+    assert sorted(one.key for one in report.keys) == ["[1]", "[2]", "[3]"]
+
+
 async def test_settings_of_a_database_do_not_count(nodes: tuple[Node, Node]):
     """Nodes are set up by different people."""
     there = nodes[1]

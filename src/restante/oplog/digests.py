@@ -221,9 +221,17 @@ class _Shape:
 
     @property
     def hash(self) -> str:
-        """Of the columns in the order of their names."""
-        values = ", ".join(f"t.{sql.quoted(name)}" for name in sorted(self.columns))
-        return f"hashtextextended(row({values})::text, 0)"
+        """
+        Of the columns in the order of their names, each with a number of its own.
+
+        Mixed once more at the end: digests of ranges are XORed, and would not show that two records
+        have exchanged their values.  The text of a whole row takes four times as long.
+        """
+        each = " # ".join(
+            f'coalesce(hashtextextended(t.{sql.quoted(name)}::text collate "C", {n}), {n})'
+            for n, name in enumerate(sorted(self.columns), 1)
+        )
+        return f"hashint8extended({each}, 0)"
 
     @property
     def order(self) -> str:
