@@ -150,7 +150,7 @@ async def _apply(nodes: _Nodes, remote: Remote, name: str) -> float:
     async with nodes.second.transaction() as tx:
         table = await tables.find(tx, name)
         assert table is not None
-        await tx.execute("select set_config('restante.applying', 'on', true)")
+        await tx.execute("select set_config('restante.applying', $1, true)", str(table.id))
         await tx.execute(f"delete from public.{name}")
         await tx.execute(f"truncate restante.{table.log}")
     async with nodes.second.connection() as connection:

@@ -114,7 +114,8 @@ def test_equal_nodes_end_with_0_different_ones_with_3_and_a_resync_mends_them(
     fill(nodes, 2000)
 
     equal = oplog(a, "verify", b.address)
-    execute(a, "set restante.applying = on", "delete from pages where id = '7'")
+    unseen = "select set_config('restante.applying', id::text, false) from restante.op_tables"
+    execute(a, unseen, "delete from pages where id = '7'")
     different = oplog(a, "verify", b.address)
     listed = oplog(a, "verify", f"{b.address}/", "--table", "pages", "--json")
     mended = oplog(a, "resync", b.address, "pages")

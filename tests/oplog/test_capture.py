@@ -293,7 +293,9 @@ async def test_a_session_that_is_a_replica_is_captured(writer: Any):
 
 async def test_what_is_applied_from_peers_is_not_captured(writer: Any):
     async with writer.transaction():
-        await writer.execute("select set_config('restante.applying', 'on', true)")
+        await writer.execute(
+            "select set_config('restante.applying', id::text, true) from restante.op_tables"
+        )
         await writer.execute("insert into pages values ('a', 1); update pages set n = 2")
     await writer.execute("insert into pages values ('b', 1)")
 

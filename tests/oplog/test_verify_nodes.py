@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 FILL = "insert into notes select n::text, 'body', n from generate_series(1, 300) as n"
 # What no trigger sees: somebody has disabled them.
-UNSEEN = "set restante.applying = on"
+UNSEEN = "select set_config('restante.applying', id::text, false) from restante.op_tables"
 SEEN = "reset restante.applying"
 
 

@@ -88,9 +88,9 @@ async def begin(tx: Tx, tables: Iterable[TrackedTable]) -> None:
     """
     Make the settings of a transaction that applies changes to these tables.
 
-    Our own capture is silent, waits for locks are short, and values have one text form only.  The
-    tables' schemas are searched as their triggers expect it.  The transaction has its id from now
-    on, so that the horizon stays below it.
+    Waits for locks are short, and values have one text form only.  The tables' schemas are searched
+    as their triggers expect it.  The transaction has its id from now on, so that the horizon stays
+    below it.
     """
     schemas = dict.fromkeys(table.schema_name for table in tables)
     path = ", ".join(map(sql.quoted, dict.fromkeys([*schemas, "public", "pg_temp"])))
@@ -133,8 +133,11 @@ async def write(tx: Tx, table: TrackedTable, changes: Sequence[Change]) -> None:
 
     Raises KeysTaken if a record that was not there has been inserted meanwhile.
     """
+    if not changes:
+        return
     target = target_of(table)
     await delete(tx, table, [one.data for one in changes if one.action == "d" and one.has_record])
+    await _capture_nothing_of(tx, table)
     for columns, data in _by_columns(changes, has_record=True):
         if statement := statements.update(target, columns):
             await tx.execute(statement, _array(data))
@@ -147,7 +150,18 @@ async def write(tx: Tx, table: TrackedTable, changes: Sequence[Change]) -> None:
 async def delete(tx: Tx, table: TrackedTable, keys: Sequence[str]) -> None:
     """Delete the records with these keys, which are JSON objects."""
     if keys:
+        await _capture_nothing_of(tx, table)
         await tx.execute(statements.of_keys(target_of(table)).delete, _array(keys))
+
+
+async def _capture_nothing_of(tx: Tx, table: TrackedTable) -> None:
+    """
+    Keep the table's own capture silent: what is written to it now is logged by `append`.
+
+    What that causes in other tracked tables, by a cascade or a trigger, is captured as a change of
+    this node.  Otherwise it would stay unknown to the peers, which may have caused something else.
+    """
+    await tx.execute(queries.capture_nothing_of, str(table.id))
 
 
 def _by_columns(

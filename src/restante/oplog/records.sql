@@ -3,7 +3,6 @@
 -- tables as they are now: a plan from when they were small would scan them for each record.
 select set_config('search_path', $1, true),
        set_config('lock_timeout', $2, true),
-       set_config('restante.applying', 'on', true),
        set_config('timezone', 'UTC', true),
        set_config('datestyle', 'ISO', true),
        set_config('intervalstyle', 'postgres', true),
@@ -12,6 +11,9 @@ select set_config('search_path', $1, true),
        set_config('plan_cache_mode', 'force_custom_plan', true),
        set_config('enable_sort', 'on', true),
        pg_current_xact_id();
+
+-- name: capture_nothing_of
+select set_config('restante.applying', $1, true);
 
 -- name: append
 -- $2 to $5 describe the ops; the rest has one value per record, the first of them being the op's number.

@@ -24,7 +24,11 @@ _NAMED_FROM_BYTES = 1024 * 1024
 
 
 class ParkedOps(RowSubject):
-    """Changes of peers that could not be applied; retried until they are a month old."""
+    """
+    Changes of peers that could not be applied.
+
+    Nobody forgets them while their table is tracked: what bounds them is that no more are accepted.
+    """
 
     name = "parked ops"
     tables = ("op_parked",)
@@ -32,14 +36,10 @@ class ParkedOps(RowSubject):
     outcomes = ("parked_ops",)
 
     async def count_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
-        due = await connection.fetchval(queries.count_parked, now - KEPT, MAX_KEPT, _DUE_COUNTED)
-        return {"parked_ops": due}
+        return {"parked_ops": await connection.fetchval(queries.count_parked, _DUE_COUNTED)}
 
     async def delete_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
-        deleted = await connection.fetchval(
-            queries.delete_parked, now - KEPT, MAX_KEPT, self.batch_size
-        )
-        return {"parked_ops": deleted}
+        return {"parked_ops": await connection.fetchval(queries.delete_parked, self.batch_size)}
 
 
 class OldConflicts(RowSubject):
@@ -82,7 +82,7 @@ class UnsettledDeletes(RowSubject):
     """
     Deletes of records that did not exist, until no transaction of that time is left.
 
-    The loop that applies ops checks and removes them; this bounds what a long transaction keeps.
+    The loop that applies ops checks and removes them; this removes those of other tables.
     """
 
     name = "unsettled deletes"
@@ -91,11 +91,11 @@ class UnsettledDeletes(RowSubject):
     outcomes = ("unsettled_deletes",)
 
     async def count_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
-        due = await connection.fetchval(queries.count_unsettled, MAX_KEPT, _DUE_COUNTED)
+        due = await connection.fetchval(queries.count_unsettled, _DUE_COUNTED)
         return {"unsettled_deletes": due}
 
     async def delete_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
-        deleted = await connection.fetchval(queries.delete_unsettled, MAX_KEPT, self.batch_size)
+        deleted = await connection.fetchval(queries.delete_unsettled, self.batch_size)
         return {"unsettled_deletes": deleted}
 
 

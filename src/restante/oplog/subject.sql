@@ -3,20 +3,15 @@
 select 'ops_' || id as parent, name from op_tables order by id;
 
 -- name: count_parked
--- Those that are too old, or more than may be kept; both are the oldest.
-select greatest(
-    (select count(*) from (select from op_parked where parked_at < $1 limit $3::bigint) as old),
-    (select count(*) from (select from op_parked limit $2::bigint + $3::bigint) as kept) - $2::bigint
-);
+-- Of tables that are not tracked any more.
+select count(*) from (
+    select from op_parked where table_name not in (select name from op_tables) limit $1
+) as due;
 
 -- name: delete_parked
-with oldest as (
-    select id, parked_at from op_parked order by parked_at limit $3::bigint for update skip locked
-), surplus as (
-    select greatest((select count(*) from (select from op_parked limit $2::bigint + $3::bigint) as kept) - $2::bigint, 0) as rows
-), due as (
-    select id from (select id, parked_at, row_number() over () as at from oldest) as numbered, surplus
-     where parked_at < $1 or at <= surplus.rows
+with due as (
+    select id from op_parked where table_name not in (select name from op_tables)
+     limit $1 for update skip locked
 ), deleted as (
     delete from op_parked using due where op_parked.id = due.id returning 1
 )
@@ -68,24 +63,16 @@ with old_pins as (
 select (select count(*) from pins) as op_pins, (select count(*) from snapshots) as op_snapshots;
 
 -- name: count_unsettled
--- Of tables that were removed, or more than may be kept.
-select greatest(
-    (select count(*) from (
-        select from op_unsettled where table_id not in (select id from op_tables) limit $2::bigint) as old),
-    (select count(*) from (select from op_unsettled limit $1::bigint + $2::bigint) as kept) - $1::bigint
-);
+-- Of tables that are not tracked any more.
+select count(*) from (
+    select from op_unsettled where table_id not in (select id from op_tables) limit $1
+) as due;
 
 -- name: delete_unsettled
--- Of those that are too many, the ones that have waited longest: their transactions have ended.
-with surplus as (
-    select greatest((select count(*) from (select from op_unsettled limit $1::bigint + $2::bigint) as kept) - $1::bigint, 0) as rows
-), due as (
+with due as (
     select table_id, key_hash, key from op_unsettled
-     where table_id not in (select id from op_tables) or (select rows from surplus) > 0
-     order by table_id in (select id from op_tables), xid = 0, xid
-     limit least($2::bigint, greatest((select rows from surplus), (
-        select count(*) from op_unsettled where table_id not in (select id from op_tables))))
-       for update skip locked
+     where table_id not in (select id from op_tables)
+     limit $1 for update skip locked
 ), deleted as (
     delete from op_unsettled using due
      where (op_unsettled.table_id, op_unsettled.key_hash, op_unsettled.key)

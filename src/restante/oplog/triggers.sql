@@ -13,13 +13,12 @@ declare
     first_tick bigint;
     tail text;
     ulids uuid[];
-    keys bigint[];
-    old_keys bigint[];
     old_hashes bigint[];
     is_plain boolean;
     statement text;
 begin
-    if current_setting('restante.applying', true) = 'on' then
+    -- A change of a peer, which is logged as such.  What it causes in other tables is ours.
+    if current_setting('restante.applying', true) = '${id}' then
         return null;
     end if;
     if tg_op = 'DELETE' then
@@ -53,12 +52,10 @@ begin
     if is_plain and tg_op = 'UPDATE' and total > 1 then
         -- Both tables list the rows in the same order; if that ever changes, or if a key was changed, the
         -- comparison notices.
-        select new_keys.hashes, old_rows_hashed.keys, old_rows_hashed.hashes
-          into keys, old_keys, old_hashes
-          from (select array_agg(hashtextextended(${new_key}, 0)) as hashes from new_rows as n) as new_keys,
-               (select array_agg(hashtextextended(${old_key}, 0)) as keys, array_agg(${old_hash}) as hashes
-                  from old_rows as o) as old_rows_hashed;
-        is_plain := keys = old_keys;
+        select (select row(${new_key_lists}) from new_rows as n) = old_lists.keys, old_lists.hashes
+          into is_plain, old_hashes
+          from (select row(${old_key_lists}) as keys, array_agg(${old_hash}) as hashes
+                  from old_rows as o) as old_lists;
     elsif is_plain and tg_op = 'DELETE' then
         -- A MERGE, or a WITH, may have inserted the same key after it was deleted.
         is_plain := not exists (
@@ -110,7 +107,7 @@ begin
             table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, old_hash, key, data
         )
         select ${id}, arrived, era, xid, ulids[1 + (i - 1) / ${batch}], (i - 1) % ${batch}, host,
-               'u', keys[i], old_hashes[i], k, d
+               'u', hashtextextended(k, 0), old_hashes[i], k, d
           from (
             select row_number() over () as i, ${new_key} as k, row_to_json(n.*) as d from new_rows as n
           ) as changes;
