@@ -15,6 +15,7 @@ select pg_class.oid::bigint as oid, nspname::text as schema_name, relname::text 
        row_security_active(pg_class.oid) as hides_rows,
        key.columns as key_columns, coalesce(key.numbers, '{}') as key_numbers,
        coalesce(key.is_deferrable, false) as is_key_deferrable,
+       coalesce(key.is_exact, false) as is_key_exact,
        coalesce(key.counted, '{}') as counted_keys, coalesce(key.loose, '{}') as loose_keys,
        array(
            select indexrelid::regclass::text from pg_index
@@ -61,6 +62,11 @@ select pg_class.oid::bigint as oid, nspname::text as schema_name, relname::text 
       select array_agg(attname::text order by at) as columns,
              array_agg(attnum order by at) as numbers,
              bool_or(not indimmediate) as is_deferrable,
+             bool_and(
+                 atttypid::regtype = any('{text,varchar,uuid,int2,int4,int8,bool,date,timestamptz}'::regtype[])
+                 and coalesce((select collisdeterministic from pg_collation
+                                where pg_collation.oid = attcollation), true)
+             ) as is_exact,
              array_agg(attname::text order by at) filter (where attidentity <> '' or exists (
                  select from pg_attrdef
                    join pg_depend on classid = 'pg_attrdef'::regclass and objid = pg_attrdef.oid

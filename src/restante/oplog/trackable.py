@@ -39,6 +39,7 @@ class Facts:
     key_numbers: Sequence[int] = ()
     is_key_deferrable: bool = False
     counted_keys: Sequence[str] = ()  # key columns from a sequence or identity
+    is_key_exact: bool = False  # values that are equal have the same text
     loose_keys: Sequence[str] = ()  # key columns whose equal values may have different texts
     unique_indexes: Sequence[str] = ()
     untracked_references: Sequence[str] = ()

@@ -40,11 +40,14 @@ def function_name(table_id: int) -> str:
     return f"restante.op_capture_{table_id}"
 
 
-def function(table_id: int, keys: Sequence[str], *, shape: int, has_hash: bool) -> str:
+def function(
+    table_id: int, keys: Sequence[str], *, shape: int, has_hash: bool, is_exact: bool
+) -> str:
     """
     The statement that creates or replaces it.
 
     `shape` is `op_shape` of the table.  `has_hash`: all types of its columns have a hash function.
+    `is_exact`: values of its key that are equal have the same text.
     """
     body = _BODY.substitute(
         id=table_id,
@@ -55,6 +58,8 @@ def function(table_id: int, keys: Sequence[str], *, shape: int, has_hash: bool) 
         new_key=_key("n", keys),
         old_key=_key("o", keys),
         old_key_object=_key_object("o", keys),
+        new_key_lists=_key_lists("n", keys, is_exact=is_exact),
+        old_key_lists=_key_lists("o", keys, is_exact=is_exact),
         old_hash="hash_record_extended(o.*, 0)"
         if has_hash
         else "hashtextextended(cast((o.*) as text), 0)",
@@ -98,6 +103,13 @@ def removal(relation: str) -> list[str]:
 
 def _key(row: str, keys: Sequence[str]) -> str:
     return f"json_build_array({', '.join(f'{row}.{sql.quoted(key)}' for key in keys)})::text"
+
+
+def _key_lists(row: str, keys: Sequence[str], *, is_exact: bool) -> str:
+    """All keys of a statement, to compare; their texts, if equal values may have different ones."""
+    if not is_exact:
+        return f"array_agg({_key(row, keys)})"
+    return ", ".join(f"array_agg({row}.{sql.quoted(key)})" for key in keys)
 
 
 def _key_object(row: str, keys: Sequence[str]) -> str:
