@@ -63,6 +63,8 @@ class Address(Protocol):
     def host(self) -> str: ...
     @property
     def token(self) -> str | None: ...
+# A header may list a thousand tables that have a gap.
+_MAX_HEADER_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,7 @@ class Remote:
             cookie_jar=DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
+            max_field_size=_MAX_HEADER_BYTES,
             headers={"Accept-Encoding": "identity"},
         ) as session:
             yield cls(session, own_host=own_host, clock=clock)
