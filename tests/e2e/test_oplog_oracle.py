@@ -120,14 +120,17 @@ async def harmed(
     return faults.done
 
 
-async def test_three_nodes_become_equal(nodes: Nodes):
-    """Without any faults, in a mesh."""
+async def test_three_nodes_become_equal_and_count_every_op(nodes: Nodes):
+    """Without any faults, each record of a peer's log is counted exactly once."""
     three = await nodes.start(*OFFSETS)
     nodes.mesh(three)
 
     await writing(three, nodes.chance, 2)
 
     await until_accounted(three)
+    async with asyncio.timeout(30):
+        while await nodes.counted() != await nodes.logged():  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.soak

@@ -160,21 +160,23 @@ class World(Snapshots):
     # What must hold in the end.
 
     def differences(self) -> list[str]:
-        """Sentences about tables that differ, and about changes that were lost in silence."""
+        """Sentences about tables that are not equal."""
         nodes = [node for node in self.nodes if node.peers]
-        found = [
+        return [
             f"{node.host} has {node.rows}, and {nodes[0].host} {nodes[0].rows}"
             for node in nodes
             if node.rows != nodes[0].rows
         ]
-        for key in KEYS:
-            if (winner := self.ledger.winner(key)) is not None:
-                found += [
-                    f"{node.host} has lost change {winner.number} of {key!r} without a report"
-                    for node in nodes
-                    if not self._has(node, winner)
-                ]
-        return found
+
+    def losses(self) -> list[str]:
+        """Sentences about changes that were lost without a report."""
+        winners = [winner for key in KEYS if (winner := self.ledger.winner(key))]
+        return [
+            f"{node.host} has lost change {winner.number} of {winner.key!r} without a report"
+            for winner in winners
+            for node in self.nodes
+            if node.peers and not self._has(node, winner)
+        ]
 
     def _has(self, node: Node, winner: Change) -> bool:
         number = node.state.get(winner.key)

@@ -178,7 +178,7 @@ class Logs:
 
     def trim(self, node: Node) -> None:
         """Drop what is old enough and read by all; with a cap, whoever blocks it is evicted."""
-        if node.takings and not self.laws.trims_while_taking:
+        if node.takings:
             return
         for entry in list(node.log):
             if entry.arrived_at > self.clock_of(node) - self._retention:

@@ -32,7 +32,6 @@ class Laws:
     logs_snapshots: bool = True
     raises_era: bool = True
     purges_parked: bool = True
-    trims_while_taking: bool = False
     first_contact_is_snapshot: bool = True
     locks_keys: bool = True
     applies_while_paused: bool = False

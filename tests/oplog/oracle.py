@@ -325,6 +325,30 @@ class Nodes:
 
         return fault
 
+    async def counted(self) -> dict[tuple[str, str], int]:
+        """How many records each reader says that it has had from each node."""
+        found: dict[tuple[str, str], int] = {}
+        for (reader, server), proxy in self.proxies.items():
+            found[reader, server] = await self._asked(
+                reader,
+                "select applied + superseded + parked + refused from restante.op_peers"
+                f" where host = '{proxy.address}'",
+            )
+        return found
+
+    async def logged(self) -> dict[tuple[str, str], int]:
+        """How many records there are for each reader."""
+        count = "select count(*) from restante.ops"
+        return {link: await self._asked(link[1], count) for link in self.proxies}
+
+    async def _asked(self, name: str, question: str) -> int:
+        node = next(node for node in self.every if node.name == name)
+        connection = await node.connect()
+        try:
+            return await connection.fetchval(question)
+        finally:
+            await connection.close()
+
     async def push_again(self) -> int:
         """Push ops of one node to another once more, in any order and some of them twice."""
         links = list(self.proxies)

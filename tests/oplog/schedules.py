@@ -77,6 +77,25 @@ SCENARIOS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Sentences about what does not hold after a schedule; false if everything holds."""
+
+    losses: list[str]
+    others: list[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.losses or self.others)
+
+    @property
+    def is_only_loss(self) -> bool:
+        return bool(self.losses) and not self.others
+
+    @property
+    def sentences(self) -> list[str]:
+        return self.others + self.losses
+
+
 class Schedule:
     """One run: random steps, then healing, then the checks."""
 
@@ -119,8 +138,8 @@ class Schedule:
             self.world.now += self.chance.choice((1, 30))
             self.world.resume(node)
 
-    def play(self) -> list[str]:
-        """Sentences about what does not hold in the end."""
+    def play(self) -> "Found":
+        """What does not hold in the end."""
         steps = self.chance.choice((60, 150, 300))
         for step in range(steps):
             self.world.now += self.chance.choice((1, 5, 30, 120))
@@ -131,7 +150,7 @@ class Schedule:
             self._step(self.chance.choice([node for node in self.world.nodes if node.peers]))
             self._change_topology(step / steps)
         self._heal()
-        return self.world.differences() + self._drain()
+        return Found(self.world.losses(), self.world.differences() + self._drain())
 
     def _step(self, node: Node) -> None:
         steps = {
