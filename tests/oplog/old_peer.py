@@ -28,6 +28,8 @@ class OldPeer(Listener):
         self.rows: dict[str, Any] = {}
         self.cursors: dict[str, str] = {}
         self.gaps = 0
+        self.is_reading = True
+        self.failures: list[str] = []
 
     def write(self, *records: dict[str, Any], action: str = "update") -> None:
         """Change records of its own table; one op."""
@@ -54,7 +56,8 @@ class OldPeer(Listener):
         try:
             with urlopen(request, timeout=10) as answer:
                 headers, ops = answer.headers, json.load(answer)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            self.failures.append(str(error))
             return
         if after and headers.get("X-Mediorum-Retention-Gap") == "true":
             self.gaps += 1
