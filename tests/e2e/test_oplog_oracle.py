@@ -15,10 +15,10 @@ import soak
 from oplog.old_peer import OldPeer
 from oplog.oracle import KEYS, Node, Nodes, Op, Writer, until_accounted
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
 
 # Ten minutes apart, and none so far ahead that its ops are parked.
-OFFSETS = (-310, 0, 285)
+OFFSETS = (-315, 0, 285)
 SECONDS = soak.seconds(5, long=15)
 
 

@@ -16,7 +16,7 @@ import pytest
 from oplog.clusters import Cluster
 from oplog.oracle import Node, Nodes, until_accounted, until_equal
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @dataclass(slots=True)
