@@ -227,7 +227,7 @@ def test_the_readme_uses_only_paths_that_exist():
         assert any(isinstance(one, Route) and one.path_regex.match(filled) for one in ROUTES), path
 
 
-@pytest.mark.parametrize("part", ["cli", "client"])
+@pytest.mark.parametrize("part", ["cli", "client", "oplog"])
 def test_the_architecture_names_every_file(part: str):
     page = (ROOT / "ARCHITECTURE.md").read_text()
     files = {path.stem for path in (ROOT / "src/restante" / part).glob("[!_]*.py")} - {"main"}

@@ -1,9 +1,7 @@
 """`restante oplog verify`, `resync` and `status` beside two real servers."""
 
 import json
-import signal
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -13,7 +11,7 @@ from typing import Any
 import anyio
 import asyncpg
 import pytest
-from processes import RESTANTE, Outcome, Server, clean_environment, restante, wait_until
+from processes import Outcome, Server, restante, wait_until
 
 from restante.database.pool import Database
 from restante.oplog import peers
@@ -146,31 +144,6 @@ def test_failures_are_sentences_and_end_with_1(nodes: tuple[Server, Server]):
     assert "--table" in unnamed.stderr
     assert "nothing is not tracked" in untracked.stderr
     assert all("Traceback" not in one.stderr for one in (stranger, unknown, unnamed, untracked))
-
-
-def test_an_interrupted_comparison_says_how_to_go_on(nodes: tuple[Server, Server]):
-    a, b = nodes
-    fill(nodes, 2000)
-    # The peer does not answer: the comparison stands still in the middle.
-    b.signal(signal.SIGSTOP)
-    try:
-        with subprocess.Popen(
-            [RESTANTE, "oplog", "verify", b.address, "--data-dir", a.data_dir],
-            env=clean_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            wait_until(
-                lambda: Path(f"/proc/{process.pid}/wchan").exists(), seconds=10, what="its start"
-            )
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=30)
-    finally:
-        b.signal(signal.SIGCONT)
-
-    assert process.returncode in {130, -signal.SIGINT}, said
-    assert "Traceback" not in said or process.returncode == -signal.SIGINT
 
 
 def test_the_status_shows_both_directions(nodes: tuple[Server, Server]):
