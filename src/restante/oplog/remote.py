@@ -63,6 +63,8 @@ class Address(Protocol):
     def host(self) -> str: ...
     @property
     def token(self) -> str | None: ...
+
+
 # A header may list a thousand tables that have a gap.
 _MAX_HEADER_BYTES = 256 * 1024
 

@@ -8,12 +8,16 @@ new partition.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from restante.database.pool import Connection, Database, Tx
 from restante.errors import RestanteError
 from restante.oplog import relations, tables, trackable, triggers
 from restante.oplog.relations import Part
 from restante.oplog.tables import TrackedTable
 from restante.oplog.trackable import Facts
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,22 @@ async def problems(connection: Connection) -> list[Finding]:
         if sentence:
             found.append(Finding(table.name, sentence))
     return found
+
+
+class Watch:
+    """Follows changes of the tracked tables, and logs each thing that it finds once."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._known: frozenset[Finding] = frozenset()
+
+    async def look(self) -> None:
+        """One pass."""
+        found = frozenset(await refresh(self._db))
+        for one in found - self._known:
+            say = log.warning if one.is_problem else log.info
+            say("oplog_table", table=one.table, text=one.sentence)
+        self._known = found
 
 
 async def refresh(db: Database) -> list[Finding]:

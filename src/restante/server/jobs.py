@@ -3,7 +3,7 @@
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-from restante.oplog import apply, looks, parked, settle, status
+from restante.oplog import apply, looks, parked, schema_changes, settle, status
 from restante.oplog.remote import Remote
 from restante.retention import upkeep
 from restante.retention.subjects import Subjects
@@ -30,6 +30,7 @@ def loops(settings: Settings, services: Services, subjects: Subjects) -> list[Lo
         Loop("phantoms", jobs.reset_phantoms, interval_seconds=300, deadline_seconds=30),
         Loop("oplog", jobs.look_at_oplog, interval_seconds=10, deadline_seconds=20),
         Loop("oplog_waiting", jobs.apply_waiting, interval_seconds=2, deadline_seconds=60),
+        Loop("oplog_schema", jobs.follow_schema, interval_seconds=10, deadline_seconds=60),
         Loop("oplog_peers", jobs.look_at_peers, interval_seconds=15, deadline_seconds=60),
     ]
 
@@ -41,6 +42,7 @@ class _Jobs:
         self._services = services
         self._subjects = subjects
         self._appended = status.Appended()
+        self._schema = schema_changes.Watch(services.oplog.db)
         self._refused = Counter(apply.refused_so_far)
         self._phantom_stale = timedelta(seconds=settings.phantom_stale_seconds)
 
@@ -103,6 +105,10 @@ class _Jobs:
         db = self._services.oplog.db
         await settle.settle(db)
         await parked.retry_due(db, now=datetime.now(UTC))
+
+    async def follow_schema(self) -> None:
+        """New partitions need triggers, and new columns another capture function."""
+        await self._schema.look()
 
     async def look_at_peers(self) -> None:
         """A client per pass: there are few peers, and some are away for long."""
