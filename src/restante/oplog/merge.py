@@ -218,7 +218,7 @@ async def _write(tx: Tx, winners: Sequence[_Won], merged: Merged) -> None:
 
     Records that others refer to are deleted last and written first.
     """
-    changes = _changes(winners)
+    changes = _changes(winners, await _numbers_used(tx, winners))
     for won, some in reversed(list(zip(winners, changes, strict=True))):
         await records.write(tx, won.table, [one for one in some if one.action == "d"])
     for won, some in zip(winners, changes, strict=True):
@@ -232,14 +232,25 @@ async def _write(tx: Tx, winners: Sequence[_Won], merged: Merged) -> None:
         await records.raise_clock(tx, newest)
 
 
-def _changes(winners: Sequence[_Won]) -> list[list[Change]]:
+async def _numbers_used(tx: Tx, winners: Sequence[_Won]) -> Counter[UUID]:
+    """
+    Where the numbers of an op go on of which records have arrived before.
+
+    Only its first part begins at 0: a reader of the older protocol ignores a ULID that it has.
+    """
+    tracked = [won.table.id for won in winners]
+    new = list({one.version.ulid for won in winners for one in won.met})
+    rows = await tx.fetch(queries.numbers_used, tracked, new)
+    return Counter({row["ulid"]: row["next"] for row in rows})
+
+
+def _changes(winners: Sequence[_Won], used: Counter[UUID]) -> list[list[Change]]:
     """
     What is written and logged, by table.
 
     The records of an op are numbered anew: parts of it may come in several pages, and what was
     superseded is missing.
     """
-    used: Counter[UUID] = Counter()
     return [[_change(one, used) for one in won.met] for won in winners]
 
 

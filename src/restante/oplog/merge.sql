@@ -42,3 +42,10 @@ select $1, key_hash, key, 0, data
 
 -- name: check_constraints
 set constraints all immediate;
+
+-- name: numbers_used
+select ulid, max(n) + 1 as next
+  from restante.ops
+ where table_id = any($1::integer[])
+   and ulid = any($2::uuid[])
+ group by ulid;
