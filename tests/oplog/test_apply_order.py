@@ -82,3 +82,20 @@ async def test_any_order_repetition_and_paging_gives_the_same(db: Database):
         first, second = [await outcome(db, ops_of(changes), seed) for seed in seeds]
 
         assert first == second, (changes, seeds)
+
+
+async def test_only_one_part_of_an_op_begins_at_number_0(db: Database):
+    """A node of the older protocol would take the second part for the op that it has."""
+    async with db.connection() as connection:
+        await tracked(connection)
+    peer = await make_peer(db)
+    parts = [op("create", {"id": key, "name": "a"}, at=1) for key in (1, 2)]
+
+    for before, part in zip(("", "1"), parts, strict=True):
+        await apply_page(
+            db, [part], pull_from(peer), expected_cursor=before, end_cursor=f"{before}1", now=NOW
+        )
+
+    async with db.connection() as connection:
+        numbers = await connection.fetch("select n from ops order by xid")
+    assert [row["n"] for row in numbers] == [0, 1]
