@@ -34,6 +34,11 @@ class Scenario:
     pauses: bool = False
     is_populated: bool = False
 
+    @property
+    def has_unlogged(self) -> bool:
+        """Whether records may change without a version."""
+        return self.pauses or self.is_populated
+
 
 _CAP = 2600
 
