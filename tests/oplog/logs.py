@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from sites import Site
+from waiting import until
 
 from restante.database.pool import Connection, Database
 from restante.oplog import peers, ulids
@@ -56,8 +57,13 @@ async def append(
     first: int = 0,
     action: str = "u",
     approximate: bool = False,
+    is_held_up: bool = False,
 ) -> str:
-    """Log one op in the transaction of the connection, or in one of its own; returns its ULID."""
+    """
+    Log one op in the transaction of the connection, or in one of its own; returns its ULID.
+
+    In one of its own it is served when this returns, unless an open transaction holds it up.
+    """
     fresh: UUID = await connection.fetchval(
         "select restante.op_ulid(restante.op_tick(1), substr(md5(random()::text), 1, 16))"
     )
@@ -81,7 +87,17 @@ async def append(
         [json.dumps(one) for one in records or ({"id": 1},)],
         ORIGIN,
     )
+    if not is_held_up and not connection.is_in_transaction():
+        await until(lambda: is_served(connection))
     return ulids.text_of(ulid)
+
+
+async def is_served(connection: Connection) -> bool:
+    """Whether all committed ops are below the horizon: any transaction of the server moves it."""
+    return await connection.fetchval(
+        "select not exists (select from restante.ops where era = restante.op_current_era()"
+        " and xid >= restante.op_horizon())"
+    )
 
 
 async def trim(connection: Connection, table: int, *, up_to: str) -> None:

@@ -9,8 +9,18 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from oplog.logs import Page, Reader, add_table, append, old_reader, own_reader, trim
+from oplog.logs import (
+    Page,
+    Reader,
+    add_table,
+    append,
+    is_served,
+    old_reader,
+    own_reader,
+    trim,
+)
 from sites import Site
+from waiting import until
 
 from restante.oplog import positions, ulids
 from restante.oplog.positions import Position
@@ -185,7 +195,7 @@ async def test_a_reader_gets_over_a_gap(log: Log):
         "7ZZZZZZZZZZZZZZZZZZZZZZZZZ",  # the year 10889
         "00000000000000000000000000",
         ulid_at(datetime(2023, 12, 31, tzinfo=UTC)),
-        ulid_at(datetime.now(UTC) + timedelta(hours=25)),
+        pytest.param(ulid_at(datetime.now(UTC) + timedelta(hours=25)), id="in 25 hours"),
         "8ZZZZZZZZZZZZZZZZZZZZZZZZZ",
         "garbage",
         "x" * 26,
@@ -297,14 +307,15 @@ async def test_a_prepared_transaction_holds_back_the_era_before_a_restart(
     await log.connection.execute("begin")
     prepared = await append(log.connection, log.table, {"id": 6})
     await log.connection.execute("prepare transaction 'slow'")
-    before = await append(other, log.table, {"id": 7})
+    before = await append(other, log.table, {"id": 7}, is_held_up=True)
     await other.execute(
         "select setval('restante.op_era', (extract(epoch from clock_timestamp()) * 1e6)::bigint)"
     )
-    after = await append(other, log.table, {"id": 8})
+    after = await append(other, log.table, {"id": 8}, is_held_up=True)
 
     held = await ours.read()
     await other.execute("commit prepared 'slow'")
+    await until(lambda: is_served(other))
     rest = await ours.read(position=held.headers[wire.NEXT_POSITION])
 
     assert held.ulids == log.sent

@@ -220,14 +220,14 @@ async def test_a_first_contact_with_an_empty_page_and_a_gap_stores_nothing(reade
 
 
 HOSTILE = [
-    ulid(minutes_ago=-60 * 25),
+    pytest.param(ulid(minutes_ago=-60 * 25), id="in 25 hours"),
     ulids.text_of(ulids.lowest_at(datetime(2023, 12, 31, tzinfo=UTC))),
     "00000000000000000000000000",
     "7ZZZZZZZZZZZZZZZZZZZZZZZZZ",
     "ZZZZZZZZZZZZZZZZZZZZZZZZZZ",
     "garbage",
     "'; drop table notes; --",
-    ulid(minutes_ago=100),
+    pytest.param(ulid(minutes_ago=100), id="100 minutes ago"),
     "",
 ]
 
@@ -417,7 +417,7 @@ async def test_a_body_that_is_too_long_is_a_failure(
     [
         "garbage",
         "00000000000000000000000000",
-        ulid(minutes_ago=-60 * 25),
+        pytest.param(ulid(minutes_ago=-60 * 25), id="in 25 hours"),
         "7ZZZZZZZZZZZZZZZZZZZZZZZZZ",
         "'; drop table notes; --",
         "ffffffffffffffff-0000000000000001-01K00000000000000000000000-00000000",

@@ -15,6 +15,7 @@ from oplog.logs import (
     Reader,
     add_table,
     append,
+    is_served,
     old_reader,
     own_reader,
     peer_row,
@@ -22,6 +23,7 @@ from oplog.logs import (
     trim,
 )
 from sites import Site, SiteFactory
+from waiting import until
 
 from restante.database.pool import Database
 from restante.oplog import peers, serve, ulids
@@ -113,11 +115,12 @@ async def test_ops_of_a_transaction_in_flight_hold_back_later_ones(
     slow = first.transaction()
     await slow.start()
     early = await append(first, table, {"id": 1})
-    late = await append(second, table, {"id": 2})
+    late = await append(second, table, {"id": 2}, is_held_up=True)
 
     before = await reader.read()
     before_old = await old.read()
     await slow.commit()
+    await until(lambda: is_served(second))
     after = await reader.read()
 
     assert before.ops == before_old.ops == []
@@ -368,7 +371,7 @@ async def test_a_waiting_reader_is_woken_by_a_commit(site: Site, connections: Co
     slow = writer.transaction()
     await slow.start()
     await append(writer, table, {"id": 1})
-    await append(other, table, {"id": 2})
+    await append(other, table, {"id": 2}, is_held_up=True)
 
     waiting = asyncio.create_task(reader.read(position=start, wait=15))
     done, _ = await asyncio.wait({waiting}, timeout=0.3)

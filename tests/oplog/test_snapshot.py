@@ -517,8 +517,8 @@ async def told(server: Node, taker: Node, **said: Any) -> None:
     [
         ("garbage", SERVER),
         ("01K0000000000000000000000", SERVER),
-        (at(datetime.now(UTC)), ""),
-        (at(datetime.now(UTC)), "x" * 300),
+        pytest.param(at(datetime.now(UTC)), "", id="no host"),
+        pytest.param(at(datetime.now(UTC)), "x" * 300, id="long host"),
     ],
 )
 async def test_a_version_that_is_unreadable_stops_it(

@@ -5,7 +5,7 @@ select set_config('plan_cache_mode', 'force_generic_plan', true);
 -- Every transaction below `xid` has ended, and every one of an older era: but a prepared transaction
 -- survives a restart, and then its era is not complete either.
 select op_current_era() as era,
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint as xid,
+       op_horizon() as xid,
        (select (extract(epoch from min(prepared)) * 1000000)::bigint
           from pg_prepared_xacts where database = current_database()) as prepared;
 
@@ -15,7 +15,7 @@ select era from ops where era <= $1 order by era desc limit 1;
 -- name: clock
 -- A sequence changes at once, before its transaction commits.
 select last_value as clock,
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest_xid
+       op_horizon() as oldest_xid
   from op_clock;
 
 -- name: new_xid

@@ -2,12 +2,12 @@
 select exists (select from op_unsettled);
 
 -- name: mark
--- Whoever could have missed the delete has a transaction id below this.  One that is above all of ours
--- comes from before a restore.
+-- Whoever could have missed the delete has a transaction id below our own, which is the newest.  The end
+-- of a snapshot would not do: younger transactions may be open.  A mark above it comes from before a restore.
 update op_unsettled
-   set xid = pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+   set xid = pg_current_xact_id()::text::bigint
  where xid = 0
-    or xid > pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    or xid > pg_current_xact_id()::text::bigint;
 
 -- name: forget_untracked
 delete from op_unsettled where table_id not in (select id from op_tables);
@@ -19,7 +19,7 @@ delete from op_unsettled
       from op_unsettled
      where table_id = $1
        and xid > 0
-       and xid <= pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+       and xid <= op_horizon()
      limit $2
        for update skip locked
  )

@@ -9,7 +9,7 @@ select set_config('search_path', $1, true), set_config('timezone', 'UTC', true),
 -- name: begin
 -- Everything below the horizon is visible to the pages, everything else follows in the log.  A
 -- transaction that was prepared before the last restart has an earlier era and may still commit.
-select op_current_era() as era, pg_snapshot_xmin(pg_current_snapshot())::text::bigint as xmin,
+select op_current_era() as era, op_horizon() as xmin,
        exists (select from pg_prepared_xacts where prepared < pg_postmaster_start_time())
            as has_old_prepared,
        (select cursor from op_peers where id = $1) as cursor_on_you;
