@@ -25,6 +25,11 @@ async def add_table(
     connection: Connection, name: str, *, key_map: Mapping[str, str] | None = None
 ) -> int:
     """A table with a log, which has one partition; ops of ORIGIN can be logged."""
+    async with connection.transaction():  # the server creates partitions for what it sees
+        return await _add_table(connection, name, json.dumps(key_map or {}))
+
+
+async def _add_table(connection: Connection, name: str, key_map: str) -> int:
     await connection.execute(
         "insert into restante.op_hosts (host) values ($1) on conflict do nothing", ORIGIN
     )
@@ -35,7 +40,7 @@ async def add_table(
         values ($1, 'public', $1, '{id}', $2, 'tracked', now()) returning id
         """,
         name,
-        json.dumps(key_map or {}),
+        key_map,
     )
     log = f"restante.ops_{number}"
     await connection.execute(

@@ -214,16 +214,17 @@ end
 $$;
 
 create function op_horizon() returns bigint
-language sql stable set search_path = pg_catalog, pg_temp as $$
+language sql set search_path = pg_catalog, pg_temp as $$
     with now as materialized (select pg_current_snapshot() as snapshot)
     select coalesce(
         (select min(open.xid)
            from (select pg_snapshot_xip(snapshot)::text::bigint as xid from now) as open
-          where not exists (
-            select from pg_stat_activity as other
-             where other.backend_xid = (open.xid & 4294967295)::text::xid
-               and other.datname <> current_database()
-          )),
+          where case when exists (
+                    select from pg_stat_activity as other
+                     where other.backend_xid = (open.xid & 4294967295)::text::xid
+                       and other.datname <> current_database())
+                then false
+                else pg_xact_status(open.xid::text::xid8) = 'in progress' end),
         (select pg_snapshot_xmax(snapshot)::text::bigint from now)
     )
 $$;
