@@ -9,8 +9,8 @@ import asyncpg
 from bench.report import Figure, show
 from bench.server import Running
 from restante.database.pool import Database
-from restante.oplog import capture
-from restante.oplog.capture import Wanted
+from restante.oplog.tracking import capture
+from restante.oplog.tracking.capture import Wanted
 
 ROWS = 100_000  # of about 450 bytes
 ROUNDS = 5

@@ -13,13 +13,14 @@ from bench.server import Running
 from restante.database import migrate
 from restante.database.pool import Database
 from restante.database.rules import BOTH_PHASES
-from restante.oplog import capture, peers, tables
-from restante.oplog.apply import Source, apply_page
-from restante.oplog.following import Follower, Pace, State
+from restante.oplog import peers, tables
+from restante.oplog.applying.apply import Source, apply_page
 from restante.oplog.peers import Changes, Peer
+from restante.oplog.pulling.following import Follower, Pace, State
 from restante.oplog.remote import Ask, Remote
 from restante.oplog.rules import Channel
-from restante.oplog.taking import Taker
+from restante.oplog.snapshots.taking import Taker
+from restante.oplog.tracking import capture
 from restante.wire.oplog import Op
 
 ROWS = 50_000

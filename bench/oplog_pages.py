@@ -15,11 +15,12 @@ from bench.server import Running
 from restante.database import migrate
 from restante.database.pool import Database
 from restante.database.rules import BOTH_PHASES
-from restante.oplog import log, peers, positions, serve
-from restante.oplog.encoding import PageEncoder
+from restante.oplog import peers, positions
 from restante.oplog.peers import Changes
 from restante.oplog.positions import Position
-from restante.oplog.serve import Ask
+from restante.oplog.serving import log, serve
+from restante.oplog.serving.encoding import PageEncoder
+from restante.oplog.serving.serve import Ask
 from restante.wire import oplog as wire
 
 SHORT, LONG = 100_000, 3_000_000

@@ -9,8 +9,8 @@ import asyncpg
 from bench.report import Figure, show
 from bench.server import Running
 from restante.database.pool import Database
-from restante.oplog.comparison import Here, Limits, Progress
-from restante.oplog.verify import verify
+from restante.oplog.verifying.comparison import Here, Limits, Progress
+from restante.oplog.verifying.verify import verify
 
 ROWS = 200_000
 ROUNDS = 5

@@ -9,8 +9,8 @@ from msgspec import Raw
 from restante.cli import oplog_parked
 from restante.cli.output import json_text
 from restante.errors import BadRequest
-from restante.oplog.conflicts import Listed
-from restante.oplog.parked import ParkedOp
+from restante.oplog.applying.conflicts import Listed
+from restante.oplog.applying.parked import ParkedOp
 
 NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
 

@@ -6,7 +6,7 @@ import pytest
 
 from restante.cli import oplog_verify
 from restante.cli.output import Console
-from restante.oplog.comparison import Progress
+from restante.oplog.verifying.comparison import Progress
 from restante.wire.oplog_digests import KeyDifference, TableOutcome, TableReport, VerifyReport
 
 

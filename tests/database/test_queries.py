@@ -11,9 +11,9 @@ from restante.database import sql
 SOURCES = Path(str(files("restante")))
 OTHER_SQL = {"schema"}  # for readers
 FILES = sorted(
-    (f"restante.{path.parent.name}", path.stem)
-    for path in SOURCES.glob("*/*.sql")
-    if path.stem not in OTHER_SQL
+    (".".join(("restante", *path.relative_to(SOURCES).parent.parts)), path.stem)
+    for path in SOURCES.rglob("*.sql")
+    if path.stem not in OTHER_SQL and path.parent.name != "migrations"
 )
 
 

@@ -8,8 +8,7 @@ SOURCES = Path(__file__).parents[2] / "src/restante"
 # Handlers, entry points, and programs of their own.
 EDGES = (
     "*/web.py",
-    "oplog/*_web.py",
-    "oplog/push.py",
+    "oplog/routes/*.py",
     "feed/messages.py",
     "feed/notifications.py",
     "feed/events.py",

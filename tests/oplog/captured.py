@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from restante.database.pool import Connection, Database
-from restante.oplog import capture
-from restante.oplog.capture import Started, Wanted
+from restante.oplog.tracking import capture
+from restante.oplog.tracking.capture import Started, Wanted
 
 OWN = "https://own.example"
 

@@ -14,9 +14,10 @@ from sites import Site, running_site, settings_for
 from waiting import until
 
 from restante.database.pool import Database
-from restante.oplog import capture, peers
-from restante.oplog.capture import Wanted
+from restante.oplog import peers
 from restante.oplog.peers import Changes
+from restante.oplog.tracking import capture
+from restante.oplog.tracking.capture import Wanted
 
 NOTES = "create table public.notes (id text primary key, body text, size numeric)"
 

@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from restante.database.pool import Connection, Database
 from restante.oplog import peers, tables, ulids
-from restante.oplog.apply import Source
+from restante.oplog.applying.apply import Source
 from restante.oplog.peers import Peer
 from restante.oplog.positions import Position
 from restante.oplog.rules import Channel

@@ -23,7 +23,7 @@ from oplog.nodes import (
 
 from restante.database.pool import Database
 from restante.oplog import tables, ulids
-from restante.oplog.apply import CursorMoved, PageResult, Source, apply_page
+from restante.oplog.applying.apply import CursorMoved, PageResult, Source, apply_page
 from restante.oplog.positions import Position
 from restante.oplog.rules import Channel
 from restante.wire.oplog import Op

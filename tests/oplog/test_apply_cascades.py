@@ -7,7 +7,7 @@ from oplog.captured import OWN, log_of, track
 from oplog.nodes import NOW, PEER, make_peer, op, pull_from, rows
 
 from restante.database.pool import Database
-from restante.oplog.apply import apply_page
+from restante.oplog.applying.apply import apply_page
 
 pytestmark = pytest.mark.anyio
 

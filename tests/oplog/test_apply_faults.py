@@ -9,8 +9,9 @@ from msgspec import Raw
 from oplog.nodes import NOW, make_peer, op, pull_from, rows, tracked, ulid_at
 
 from restante.database.pool import Database
-from restante.oplog import parked, parking, records, ulids
-from restante.oplog.apply import PageResult, Source, apply_page
+from restante.oplog import ulids
+from restante.oplog.applying import parked, parking, records
+from restante.oplog.applying.apply import PageResult, Source, apply_page
 from restante.oplog.positions import Position
 from restante.oplog.rules import Channel
 from restante.wire.oplog import Op

@@ -7,7 +7,7 @@ import pytest
 from oplog.nodes import NOW, PEER, THIRD, make_peer, op, pull_from, tracked
 
 from restante.database.pool import Database
-from restante.oplog.apply import apply_page
+from restante.oplog.applying.apply import apply_page
 from restante.wire.oplog import Op
 
 pytestmark = pytest.mark.anyio

@@ -20,11 +20,12 @@ from oplog.nodes import (
 from waiting import until
 
 from restante.database.pool import Database
-from restante.oplog import records, tables
-from restante.oplog.apply import PageResult, apply_page
+from restante.oplog import tables
+from restante.oplog.applying import records
+from restante.oplog.applying.apply import PageResult, apply_page
+from restante.oplog.applying.pieces import MAX_RECORDS
+from restante.oplog.applying.settle import settle
 from restante.oplog.peers import Peer
-from restante.oplog.pieces import MAX_RECORDS
-from restante.oplog.settle import settle
 from restante.wire.oplog import Op
 
 pytestmark = pytest.mark.anyio

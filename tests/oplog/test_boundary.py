@@ -8,8 +8,9 @@ import pytest
 from msgspec import Raw
 from oplog.nodes import NOW, OWN, PEER, THIRD, op
 
-from restante.oplog import boundary, ulids
-from restante.oplog.boundary import Boundary, Refusal
+from restante.oplog import ulids
+from restante.oplog.applying import boundary
+from restante.oplog.applying.boundary import Boundary, Refusal
 from restante.oplog.peers import Peer
 
 BORDER = Boundary(Peer(1, PEER, relays=frozenset({THIRD})), OWN, {"items", "others"}, NOW)

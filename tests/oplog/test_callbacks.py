@@ -4,7 +4,7 @@ import pytest
 from oplog.nodes import NOW, PEER, make_peer, op, pull_from, tracked
 
 from restante.database.pool import Database
-from restante.oplog.apply import apply_page
+from restante.oplog.applying.apply import apply_page
 from restante.oplog.callbacks import AppliedOp, Callbacks
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,8 @@ from cluster import cloned
 from oplog.captured import OWN, changes_of, log_of, records_of, replayed, track
 
 from restante.database.pool import Database
-from restante.oplog import capture, schema_changes, tables
+from restante.oplog import tables
+from restante.oplog.tracking import capture, schema_changes
 from restante.postgres.binaries import choose_binaries
 
 pytestmark = pytest.mark.anyio

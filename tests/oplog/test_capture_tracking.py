@@ -10,7 +10,8 @@ from oplog.captured import OWN, changes_of, log_of, records_of, track
 
 from restante.database.pool import Database
 from restante.errors import BadRequest, RestanteError, TableBusy, TableNotTracked, TableUntrackable
-from restante.oplog import capture, relations, tables, trackable, ulids
+from restante.oplog import tables, ulids
+from restante.oplog.tracking import capture, relations, trackable
 
 pytestmark = pytest.mark.anyio
 

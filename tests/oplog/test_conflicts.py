@@ -18,9 +18,10 @@ from oplog.nodes import (
 )
 
 from restante.database.pool import Database
-from restante.oplog import conflicts, tables, ulids
-from restante.oplog.apply import PageResult, apply_page
-from restante.oplog.conflicts import Conflict, Listed
+from restante.oplog import tables, ulids
+from restante.oplog.applying import conflicts
+from restante.oplog.applying.apply import PageResult, apply_page
+from restante.oplog.applying.conflicts import Conflict, Listed
 from restante.oplog.positions import Position
 from restante.oplog.rules import Version
 from restante.wire.oplog import Op

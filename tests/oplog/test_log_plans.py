@@ -13,9 +13,9 @@ from database.test_plans import Recorder, pages_visited
 from oplog.logs import ORIGIN
 
 from restante.database.sessions import SetUp, driver_options
-from restante.oplog import log
-from restante.oplog.log import Horizon, Limits, Log
 from restante.oplog.positions import Position
+from restante.oplog.serving import log
+from restante.oplog.serving.log import Horizon, Limits, Log
 
 pytestmark = pytest.mark.anyio
 

@@ -14,12 +14,14 @@ from oplog.meshes import NOTES
 from waiting import until
 
 from restante.database.pool import Database
-from restante.oplog import capture, outbox, peers, ulids
-from restante.oplog.capture import Wanted
-from restante.oplog.outbox import Outbox
+from restante.oplog import peers, ulids
 from restante.oplog.peers import Changes
+from restante.oplog.pulling import outbox
+from restante.oplog.pulling.outbox import Outbox
 from restante.oplog.remote import Remote
-from restante.oplog.watch import Watcher
+from restante.oplog.serving.watch import Watcher
+from restante.oplog.tracking import capture
+from restante.oplog.tracking.capture import Wanted
 from restante.wire.oplog import Op
 
 pytestmark = pytest.mark.anyio

@@ -7,9 +7,10 @@ import pytest
 from oplog.nodes import NOW, make_peer, op, pull_from, rows, tracked, ulid_at, write_locally
 
 from restante.database.pool import Database
-from restante.oplog import parked, tables
-from restante.oplog.apply import PageResult, Source, apply_page
-from restante.oplog.parked import Retried
+from restante.oplog import tables
+from restante.oplog.applying import parked
+from restante.oplog.applying.apply import PageResult, Source, apply_page
+from restante.oplog.applying.parked import Retried
 from restante.oplog.rules import Channel
 from restante.wire.oplog import Op
 

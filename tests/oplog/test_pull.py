@@ -10,8 +10,10 @@ from oplog.meshes import Member, converge, equal, join, mesh, reads
 from sites import running_site, settings_for
 from waiting import until
 
-from restante.oplog import capture, peers, snapshot, ulids
+from restante.oplog import peers, ulids
 from restante.oplog.positions import Position
+from restante.oplog.snapshots import snapshot
+from restante.oplog.tracking import capture
 
 pytestmark = pytest.mark.anyio
 

@@ -17,12 +17,13 @@ from oplog.meshes import NOTES
 
 from restante.database.pool import Database
 from restante.errors import PeerUnreachable
-from restante.oplog import capture, peers, remote, tables, ulids
-from restante.oplog.capture import Wanted
-from restante.oplog.following import Follower, Pace, State
+from restante.oplog import peers, remote, tables, ulids
 from restante.oplog.peers import Changes, Peer
+from restante.oplog.pulling.following import Follower, Pace, State
 from restante.oplog.remote import Remote
-from restante.oplog.taking import Taker
+from restante.oplog.snapshots.taking import Taker
+from restante.oplog.tracking import capture
+from restante.oplog.tracking.capture import Wanted
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from oplog.captured import changes_of, track
 from structlog.testing import capture_logs
 
 from restante.database.pool import Database
-from restante.oplog.schema_changes import Watch
+from restante.oplog.tracking.schema_changes import Watch
 
 pytestmark = pytest.mark.anyio
 

@@ -26,8 +26,9 @@ from sites import Site, SiteFactory
 from waiting import until
 
 from restante.database.pool import Database
-from restante.oplog import peers, serve, ulids
-from restante.oplog.log import Limits
+from restante.oplog import peers, ulids
+from restante.oplog.serving import serve
+from restante.oplog.serving.log import Limits
 from restante.wire import oplog as wire
 
 pytestmark = pytest.mark.anyio

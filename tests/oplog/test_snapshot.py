@@ -14,11 +14,13 @@ from oplog.meshes import NOTES
 
 from restante.database.pool import Database
 from restante.errors import PeerUnreachable, SnapshotGone, TableBusy, TableNotTracked
-from restante.oplog import capture, peers, positions, snapshot, tables, taking, ulids
-from restante.oplog.capture import Wanted
+from restante.oplog import peers, positions, tables, ulids
 from restante.oplog.peers import Changes, Peer
 from restante.oplog.positions import Position
-from restante.oplog.taking import Taker
+from restante.oplog.snapshots import snapshot, taking
+from restante.oplog.snapshots.taking import Taker
+from restante.oplog.tracking import capture
+from restante.oplog.tracking.capture import Wanted
 from restante.wire import oplog as wire
 
 pytestmark = pytest.mark.anyio

@@ -7,9 +7,10 @@ import pytest
 from oplog.meshes import NOTES
 from sites import ADMIN_TOKEN, Site
 
-from restante.oplog import capture, peers
-from restante.oplog.capture import Wanted
+from restante.oplog import peers
 from restante.oplog.peers import Changes
+from restante.oplog.tracking import capture
+from restante.oplog.tracking.capture import Wanted
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ from cluster import cloned
 
 from restante.database.pool import Database
 from restante.errors import BadRequest
-from restante.oplog import comparison
-from restante.oplog.comparison import Here, Limits, Progress
-from restante.oplog.verify import verify
+from restante.oplog.verifying import comparison
+from restante.oplog.verifying.comparison import Here, Limits, Progress
+from restante.oplog.verifying.verify import verify
 from restante.wire.oplog_digests import (
     DigestRequest,
     KeyDifference,

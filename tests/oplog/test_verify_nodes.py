@@ -11,11 +11,11 @@ from waiting import until
 from restante.database.pool import Database
 from restante.errors import PeerUnreachable
 from restante.oplog import looks, peers, status
-from restante.oplog.comparison import Here, Limits, Progress
 from restante.oplog.peers import Changes
 from restante.oplog.remote import Remote
-from restante.oplog.resync import Resync
-from restante.oplog.verify import There, verify
+from restante.oplog.verifying.comparison import Here, Limits, Progress
+from restante.oplog.verifying.resync import Resync
+from restante.oplog.verifying.verify import There, verify
 from restante.wire.oplog_digests import (
     DIGEST_PATH,
     RECORDS_PATH,

@@ -7,7 +7,7 @@ import pytest
 from waiting import until
 
 from restante.database.pool import Database
-from restante.oplog.watch import Watcher
+from restante.oplog.serving.watch import Watcher
 
 pytestmark = pytest.mark.anyio
 

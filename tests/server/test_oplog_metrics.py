@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from sweeps import make_subjects
 
-from restante.oplog.boundary import Refusal
+from restante.oplog.applying.boundary import Refusal
 from restante.server.metrics import Metrics
 from restante.wire.oplog_status import HorizonHolder, Lag, LogTable, OplogStatus, PeerStatus
 

@@ -73,7 +73,7 @@ def track(
     force
         Track it although its keys come from a sequence: each node must have numbers of its own.
     """
-    from restante.oplog import capture
+    from restante.oplog.tracking import capture
 
     wanted = capture.Wanted(table, name, _key_map(key_map or ()), forced=force)
 
@@ -100,7 +100,7 @@ def untrack(table: TrackedName, /, *, json: AsJson = False, flags: Flags = None)
 
     Example: restante oplog untrack articles
     """
-    from restante.oplog import capture
+    from restante.oplog.tracking import capture
 
     ended = _run(flags, lambda db, _host, _now: capture.untrack(db, table))
     if json:
@@ -130,7 +130,7 @@ def pause(table: TrackedName, /, *, json: AsJson = False, flags: Flags = None) -
 
     Example: restante oplog pause articles
     """
-    from restante.oplog import capture
+    from restante.oplog.tracking import capture
 
     async def stop(db: "Database", _host: str | None, now: datetime) -> TrackedTableView:
         return await _view(db, (await capture.pause(db, table, now=now)).name)
@@ -153,7 +153,7 @@ def resume(table: TrackedName, /, *, json: AsJson = False, flags: Flags = None) 
 
     Example: restante oplog resume articles
     """
-    from restante.oplog import capture
+    from restante.oplog.tracking import capture
 
     async def start(db: "Database", host: str | None, now: datetime) -> TrackedTableView:
         return await _view(db, (await capture.resume(db, table, host=host, now=now)).name)
@@ -199,7 +199,8 @@ async def _view(db: "Database", name: str, warnings: Sequence[str] = ()) -> Trac
 
 
 async def _views(db: "Database") -> list[TrackedTableView]:
-    from restante.oplog import schema_changes, tables, ulids
+    from restante.oplog import tables, ulids
+    from restante.oplog.tracking import schema_changes
 
     async with db.connection() as connection:
         tracked = await tables.all_tables(connection)

@@ -15,8 +15,8 @@ from restante.text import printable
 
 if TYPE_CHECKING:
     from restante.database.pool import Database
-    from restante.oplog.conflicts import Listed
-    from restante.oplog.parked import ParkedOp
+    from restante.oplog.applying.conflicts import Listed
+    from restante.oplog.applying.parked import ParkedOp
 
     ParkedFlags = Any
 else:
@@ -76,7 +76,7 @@ def list_(
     """
 
     async def read(db: "Database") -> "list[ParkedOp]":
-        from restante.oplog import parked
+        from restante.oplog.applying import parked
 
         async with db.connection() as connection:
             return await parked.listed(
@@ -106,7 +106,7 @@ def retry(*ids: Id, every: All = False, json: AsJson = False, flags: Flags = Non
     chosen = _chosen(ids, every=every)
 
     async def run(db: "Database") -> Any:
-        from restante.oplog import parked
+        from restante.oplog.applying import parked
 
         return await parked.retry(db, chosen, now=datetime.now(UTC))
 
@@ -134,7 +134,7 @@ def discard(*ids: Id, every: All = False, json: AsJson = False, flags: Flags = N
     chosen = _chosen(ids, every=every)
 
     async def run(db: "Database") -> int:
-        from restante.oplog import parked
+        from restante.oplog.applying import parked
 
         async with db.connection() as connection:
             return await parked.discard(connection, chosen)
@@ -169,7 +169,7 @@ def conflicts(
     """
 
     async def read(db: "Database") -> "list[Listed]":
-        from restante.oplog import conflicts
+        from restante.oplog.applying import conflicts
 
         async with db.connection() as connection:
             return await conflicts.listed(connection, table=table, before=before, limit=limit)

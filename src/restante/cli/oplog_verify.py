@@ -18,9 +18,9 @@ from restante.wire.oplog_digests import TableReport, VerifyReport
 
 if TYPE_CHECKING:
     from restante.database.pool import Database
-    from restante.oplog.comparison import Progress
     from restante.oplog.peers import Peer
     from restante.oplog.remote import Remote
+    from restante.oplog.verifying.comparison import Progress
 
     VerifyFlags = Any
 else:
@@ -119,7 +119,7 @@ def resync(
 
 async def _resync(url: str, table: str, flags: Any, *, quiet: bool) -> None:
     from restante.oplog import tables
-    from restante.oplog.resync import Resync
+    from restante.oplog.verifying.resync import Resync
 
     console = Console(stderr=True, quiet=quiet)
     async with calling(flags, url) as (db, peer, remote):
@@ -146,8 +146,8 @@ def _exit_code(report: VerifyReport) -> int:
 async def _verify(
     url: str, only: list[str], after: str | None, wait_seconds: float, flags: Any, *, quiet: bool
 ) -> VerifyReport:
-    from restante.oplog.comparison import Here, Limits, Progress
-    from restante.oplog.verify import There, verify
+    from restante.oplog.verifying.comparison import Here, Limits, Progress
+    from restante.oplog.verifying.verify import There, verify
 
     progress = Progress()
     async with calling(flags, url) as (db, peer, remote):

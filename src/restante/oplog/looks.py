@@ -9,10 +9,10 @@ import structlog
 from restante.database.pool import Database
 from restante.errors import PeerUnreachable, RestanteError
 from restante.oplog import peers, status
-from restante.oplog.comparison import Here
 from restante.oplog.peers import Peer
 from restante.oplog.remote import Remote
-from restante.oplog.verify import There, schema_differences
+from restante.oplog.verifying.comparison import Here
+from restante.oplog.verifying.verify import There, schema_differences
 from restante.wire.oplog_digests import NodeDescription
 from restante.wire.oplog_status import Lag
 

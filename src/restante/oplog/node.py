@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from restante.database.pool import Database
 from restante.http.body_room import BodyRoom
 from restante.oplog.callbacks import Callbacks
-from restante.oplog.log import Limits
-from restante.oplog.outbox import Outbox
-from restante.oplog.peer_auth import OpenTo
-from restante.oplog.rates import PeerRates
-from restante.oplog.watch import Watcher
+from restante.oplog.open_to import OpenTo
+from restante.oplog.pulling.outbox import Outbox
+from restante.oplog.serving.log import Limits
+from restante.oplog.serving.rates import PeerRates
+from restante.oplog.serving.watch import Watcher
 
 # Records that are larger than a piece of a page, of all readers together.
 LARGE_RECORDS_BYTES = 128 * 1024 * 1024

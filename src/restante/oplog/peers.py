@@ -296,3 +296,13 @@ def view(peer: Peer) -> PeerView:
         protocol=peer.protocol,
         added_at=peer.added_at,
     )
+
+
+async def may_pull(session: Connection, peer_id: int) -> bool:
+    """Whether this session is the one that pulls from a peer now, until it ends or `stop_pull`."""
+    return await session.fetchval(queries.try_lock_pull, peer_id)
+
+
+async def stop_pull(session: Connection, peer_id: int) -> None:
+    """Let another session pull from the peer."""
+    await session.fetchval(queries.unlock_pull, peer_id)

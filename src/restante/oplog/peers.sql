@@ -46,3 +46,10 @@ select count(*) from removed;
 
 -- name: own_host
 select h.host from op_node o join op_hosts h on h.id = o.host_id;
+
+-- name: try_lock_pull
+-- One session at a time pulls from a peer, and holds this lock on its connection.
+select pg_try_advisory_lock(730118, $1);
+
+-- name: unlock_pull
+select pg_advisory_unlock(730118, $1);

@@ -24,8 +24,8 @@ from restante.http.operations import JsonPace
 from restante.http.origins import PREFLIGHT_STATUSES, CrossOrigin
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
-from restante.oplog import push, snapshot_web, verify_web, web as oplog
 from restante.oplog.node import Node
+from restante.oplog.routes import push, snapshot_web, verify_web, web as oplog
 from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep

@@ -3,8 +3,10 @@
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-from restante.oplog import apply, looks, parked, schema_changes, settle, status
+from restante.oplog import looks, status
+from restante.oplog.applying import apply, parked, settle
 from restante.oplog.remote import Remote
+from restante.oplog.tracking import schema_changes
 from restante.retention import upkeep
 from restante.retention.subjects import Subjects
 from restante.server.app import Services

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from restante.database.driver_errors import RECORD_FAULTS
-from restante.oplog.boundary import Refusal
+from restante.oplog.applying.boundary import Refusal
 from restante.oplog.rules import Verdict
 from restante.server.metric_page import Page
 from restante.wire.oplog_status import Lag, OplogStatus

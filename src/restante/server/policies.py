@@ -8,7 +8,7 @@ from restante import wire
 from restante.delivery.rules import MAX_FILES_PER_REQUEST, Pace, Quota, ReceivePolicy
 from restante.feed.rules import WriteLimits
 from restante.oplog import peers
-from restante.oplog.peer_auth import OpenTo
+from restante.oplog.open_to import OpenTo
 from restante.retention.store import RetentionSettings
 from restante.settings import Settings, variable
 

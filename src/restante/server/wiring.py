@@ -32,11 +32,12 @@ from restante.http.operations import JsonPace
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
 from restante.oplog import tables
-from restante.oplog.following import Pace
 from restante.oplog.node import Node
-from restante.oplog.outbox import Outbox
-from restante.oplog.pull import Puller
+from restante.oplog.pulling.following import Pace
+from restante.oplog.pulling.outbox import Outbox
+from restante.oplog.pulling.pull import Puller
 from restante.oplog.remote import Remote
+from restante.oplog.serving.watch import Watcher
 from restante.oplog.subject import (
     EndedSnapshots,
     OldConflicts,
@@ -44,7 +45,6 @@ from restante.oplog.subject import (
     ParkedOps,
     UnsettledDeletes,
 )
-from restante.oplog.watch import Watcher
 from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep
 from restante.retention.disk import Disk

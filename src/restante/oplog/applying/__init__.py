@@ -1,0 +1,1 @@
+"""Applies the changes of peers: newest wins, and what cannot be applied is parked."""

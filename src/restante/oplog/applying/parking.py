@@ -1,0 +1,56 @@
+"""Keeps ops that cannot be applied now, with the reason, within a bound."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from restante.database import sql
+from restante.database.pool import Tx
+from restante.oplog.applying.incoming import Record
+from restante.text import printable
+
+queries = sql.load("restante.oplog.applying", "parking")
+
+# What is parked is kept until it can be applied or somebody discards it, so it is bounded by
+# taking no more: the peer's log is then not read on.
+MAX_BYTES = 1024**3
+
+_MAX_SENTENCE = 500
+
+
+class ParkedFull(Exception):
+    """There is no room for more parked ops; nothing may be committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """One record that is to wait; a key that cannot be computed is not known."""
+
+    record: Record
+    key: str | None
+    key_hash: int | None
+    reason: str
+    sentence: str
+
+
+async def park(tx: Tx, peer_id: int, parked: Sequence[Parked], *, now: datetime) -> None:
+    """Keep them; one that is kept already gets the new reason.  Raises ParkedFull."""
+    if not parked:
+        return
+    if await tx.fetchval(queries.is_full, MAX_BYTES):
+        raise ParkedFull
+    await tx.execute(
+        queries.park,
+        peer_id,
+        now,
+        [one.record.table.name for one in parked],
+        [one.record.head.version.ulid for one in parked],
+        [one.record.head.version.origin for one in parked],
+        [one.record.head.action for one in parked],
+        [one.record.head.is_approximate for one in parked],
+        [one.key_hash for one in parked],
+        [one.key for one in parked],
+        [one.reason for one in parked],
+        [printable(one.sentence, max_length=_MAX_SENTENCE) for one in parked],
+        "[" + ",".join(one.record.data for one in parked) + "]",
+    )

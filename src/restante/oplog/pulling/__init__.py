@@ -1,0 +1,1 @@
+"""Reads the logs of the peers, and pushes to them."""

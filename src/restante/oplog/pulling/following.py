@@ -1,0 +1,324 @@
+"""
+Follows the log of one peer: asks for a page, applies it, and moves the cursor with it.
+
+Our own nodes are asked by position, and wait for news themselves.  Peers of the older protocol are
+asked by ULID every few seconds.  What fails is tried again, later and later.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from restante.database import sql
+from restante.database.pool import Connection, Database
+from restante.errors import BadRequest, PeerUnreachable, RestanteError
+from restante.oplog import cursors, peers, positions, tables, translate, ulids
+from restante.oplog.applying.apply import CursorMoved, PageResult, Source, apply_page
+from restante.oplog.callbacks import Callbacks
+from restante.oplog.cursors import Cursor
+from restante.oplog.peers import Peer
+from restante.oplog.remote import Ask, Page, Remote
+from restante.oplog.rules import Channel
+from restante.oplog.serving import log as oplog
+from restante.oplog.snapshots import taking
+from restante.oplog.snapshots.taking import Taker
+from restante.oplog.tables import TrackedTable
+from restante.wire.oplog import Op
+
+log = structlog.get_logger()
+
+queries = sql.load("restante.oplog.pulling", "pull")
+
+# A page of the older protocol has this many ops at most; a full one is followed by another.
+_FULL_PAGE = 10_000
+# A peer that answers at once with nothing is not asked again at once.
+_LEAST_SECONDS = 0.2
+
+# What stops a page ends sooner than a failure of the peer.
+_LONGEST_STOP_SECONDS = 3.0
+
+_STOPPED = {
+    "wait": "It must take its snapshot of this node before its older ops can be judged.",
+    "busy": "Records of its ops are locked here.",
+    "parked_full": "There is no room for more parked ops; retry or discard some of them.",
+}
+
+
+class Stopped(Exception):
+    """The rest of a page cannot be applied yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a peer is asked."""
+
+    pull_seconds: float = 10.0  # a peer that cannot wait itself
+    wait_seconds: int = 25
+    first_backoff_seconds: float = 0.5
+    max_backoff_seconds: float = 60.0
+
+
+@dataclass(slots=True)
+class State:
+    """What is known of a peer between two pages, and may be forgotten."""
+
+    failures: int = 0
+    resume_after: UUID | None = None  # the last page was full, and ended here
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Follows peers; each call of `follow` is about one."""
+
+    db: Database
+    remote: Remote
+    taker: Taker
+    pace: Pace
+    clock: Callable[[], datetime]
+    callbacks: Callbacks = field(default_factory=Callbacks)
+
+    async def follow(self, host: str) -> None:
+        """Pull from a peer until it is removed."""
+        state = State()
+        while True:
+            async with self.db.connection() as connection:
+                peer = await peers.find(connection, host)
+            if peer is None:
+                return
+            pause_seconds = await self._tried(peer, state)
+            await asyncio.sleep(pause_seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+
+    async def _tried(self, peer: Peer, state: State) -> float:
+        """Do the next thing; returns how long to pause."""
+        longest_seconds = self.pace.max_backoff_seconds
+        try:
+            pause_seconds = await self.advance(peer, state)
+        except CursorMoved:
+            return self.pace.first_backoff_seconds
+        except Stopped as error:
+            longest_seconds = _LONGEST_STOP_SECONDS
+            await self._note_failure(peer, str(error))
+        except RestanteError as error:
+            await self._note_failure(peer, str(error))
+        except Exception:
+            log.exception("pull_failed", peer=peer.host)
+            await self._note_failure(
+                peer, "Something unexpected happened; the log of this node has it."
+            )
+        else:
+            state.failures = 0
+            return pause_seconds
+        state.failures += 1
+        longest = self.pace.first_backoff_seconds * 2 ** min(state.failures - 1, 20)
+        return min(longest, longest_seconds)
+
+    async def advance(self, peer: Peer, state: State) -> float:
+        """Take a page of a snapshot, or of the log; returns how long to pause."""
+        if await self.taker.advance(peer):
+            return 0
+        now = self.clock()
+        cursor = cursors.loaded(peer.cursor, now=now)
+        if cursor.problem:
+            peer = await self._drop_cursor(peer, cursor.problem)
+            cursor = Cursor()
+        async with self.db.connection() as connection:
+            known = await tables.all_tables(connection)
+            here = [table for table in known if peer.may_see(table.name) and not table.is_missing]
+            if await self._joined(connection, peer, cursor, here):
+                return 0
+            ask = await self._ask(connection, peer, cursor, here, state)
+        asked_at = asyncio.get_running_loop().time()
+        try:
+            page = await self.remote.page(peer, ask)
+        except PeerUnreachable as error:
+            if cursor.position is None or error.facts.get("peer_code") != BadRequest.code:
+                raise
+            await self._drop_cursor(peer, f"The peer refuses the stored cursor: {error}")
+            return 0
+        pause_seconds = await self._take(peer, cursor, here, page, state)
+        is_at_once = asyncio.get_running_loop().time() - asked_at < _LEAST_SECONDS
+        return max(pause_seconds, _LEAST_SECONDS if is_at_once and not page.ops else 0)
+
+    async def _ask(
+        self,
+        connection: Connection,
+        peer: Peer,
+        cursor: Cursor,
+        here: Sequence[TrackedTable],
+        state: State,
+    ) -> Ask:
+        head = await oplog.head(connection, await oplog.horizon(connection))
+        floor = max((table.floor for table in here), default=ulids.LOWEST)
+        after = ""
+        if cursor.ulid:
+            now = ulids.lowest_at(self.clock())
+            after = ulids.text_of(state.resume_after or cursors.overlapping(min(cursor.ulid, now)))
+        elif cursor.position and cursor.position.ulid != ulids.LOWEST:
+            after = ulids.text_of(cursor.position.ulid)
+        return Ask(
+            position=str(cursor.position) if cursor.position else "",
+            after=after,
+            wait_seconds=self.pace.wait_seconds if peer.protocol == "restante" else 0,
+            floor=ulids.text_of(floor) if floor != ulids.LOWEST else "",
+            head=str(head.position) if head else "",
+        )
+
+    async def _joined(
+        self, connection: Connection, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable]
+    ) -> bool:
+        """
+        Bring in tables that were not tracked here, or not allowed, when the peer was first read.
+
+        Their earlier ops were refused.  One of our nodes gives a snapshot; any other is read again.
+        """
+        joined: list[int] | None = await connection.fetchval(queries.joined_tables, peer.id)
+        ids = sorted(table.id for table in here)
+        if joined == ids:
+            return False
+        new = [table for table in here if table.id not in (joined or [])]
+        await connection.execute(queries.join_tables, peer.id, ids)
+        if joined is None or not new:
+            return False
+        if cursor.position:
+            await taking.want(connection, peer, new, is_for_gap=False, now=self.clock())
+        elif cursor.ulid:
+            names = ", ".join(table.name for table in new)
+            await self._drop_cursor(peer, f"Its log is read again because of new tables: {names}.")
+        return True
+
+    async def _take(
+        self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page, state: State
+    ) -> float:
+        if page.unreadable:
+            log.warning("ops_unreadable", peer=peer.host, ops=page.unreadable)
+        if page.is_ours:
+            pause_seconds = await self._take_ours(peer, cursor, here, page)
+        elif cursor.position:
+            await self._drop_cursor(peer, "The peer no longer speaks our protocol.")
+            pause_seconds = 0.0
+        else:
+            pause_seconds = await self._take_by_ulid(peer, cursor, here, page, state)
+        async with self.db.connection() as connection:
+            protocol = "restante" if page.is_ours else "ulid"
+            await connection.execute(
+                queries.pulled, peer.id, self.clock(), protocol, page.skew_seconds, page.unreadable
+            )
+        return max(pause_seconds, _seconds_of_limits(peer, page))
+
+    async def _take_ours(
+        self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page
+    ) -> float:
+        """A page of one of our own nodes."""
+        gone = [table for table in here if table.name in page.gap_tables]
+        if gone:
+            names = [table.name for table in gone]
+            log.warning("gap", peer=peer.host, tables=names, is_first=cursor.position is None)
+            async with self.db.connection() as connection:
+                await taking.want(connection, peer, gone, is_for_gap=True, now=self.clock())
+            return 0.0
+        following = positions.parsed(page.next_position)
+        if following is None:
+            raise PeerUnreachable("The position after its page is unreadable.")
+        if cursor.position and following < cursor.position:
+            await self._note_cursor_problem(
+                peer, f"The peer went back, from {peer.cursor} to {page.next_position}."
+            )
+        server_cursor = positions.parsed(page.cursor_on_you or "")
+        source = Source(peer, Channel.PULL, server_cursor)
+        await self._apply(page.ops, source, str(following))
+        return 0
+
+    async def _take_by_ulid(
+        self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page, state: State
+    ) -> float:
+        """A page of a peer of the older protocol; what it says of a gap is staged with it."""
+        now = self.clock()
+        gap = None
+        if page.has_gap:
+            gap = cursors.honoured_gap(page.available_min_ulid, cursor.ulid, now=now)
+        seen = [*(op.ulid for op in page.ops), page.last_scanned_ulid]
+        following = cursors.following(cursor.ulid, seen, gap=gap, now=now)
+        by_name = {table.name: table for table in here}
+        ops = [_translated(op, by_name.get(op.table)) for op in page.ops]
+        end = ulids.text_of(following) if following else ""
+        await self._apply(ops, Source(peer, Channel.ULID), end)
+        if gap:
+            await self._count_gap(peer, gap)
+        is_full = page.is_limited or len(page.ops) >= _FULL_PAGE
+        last = ulids.parsed(page.ops[-1].ulid) if is_full and page.ops else None
+        is_further = last is not None and last != state.resume_after
+        state.resume_after = last if is_further else None
+        return 0 if is_further else self.pace.pull_seconds
+
+    async def _apply(self, ops: Sequence[Op], source: Source, end: str) -> PageResult:
+        """Apply a page; raises CursorMoved, and Stopped if the rest has to wait."""
+        cursor = source.peer.cursor
+        if not ops and end == cursor:
+            return PageResult(cursor)
+        result = await apply_page(
+            self.db,
+            ops,
+            source,
+            expected_cursor=cursor,
+            end_cursor=end,
+            now=self.clock(),
+            callbacks=self.callbacks,
+        )
+        if result.stopped:
+            raise Stopped(_STOPPED.get(result.stopped, result.stopped))
+        return result
+
+    async def _count_gap(self, peer: Peer, gap: UUID) -> None:
+        async with self.db.connection() as connection:
+            if await connection.fetchval(queries.count_gap, peer.id, ulids.text_of(gap)):
+                log.warning("gap", peer=peer.host, available_from=ulids.text_of(gap))
+
+    async def _drop_cursor(self, peer: Peer, problem: str) -> Peer:
+        async with self.db.connection() as connection:
+            await connection.execute(queries.drop_cursor, peer.id, peer.cursor, self.clock())
+        await self._note_cursor_problem(peer, problem)
+        return replace(peer, cursor="")
+
+    async def _note_cursor_problem(self, peer: Peer, problem: str) -> None:
+        said = f"{self.clock():%Y-%m-%d %H:%M:%S} UTC: {problem}"
+        async with self.db.connection() as connection:
+            await connection.execute(queries.note_cursor_problem, peer.id, said)
+        log.warning("cursor_problem", peer=peer.host, cursor=peer.cursor, reason=problem)
+
+    async def _note_failure(self, peer: Peer, reason: str) -> None:
+        try:
+            async with self.db.connection() as connection:
+                is_new = await connection.fetchval(queries.failed, peer.id, self.clock(), reason)
+        except RestanteError as error:
+            log.warning("pull_failed", peer=peer.host, reason=reason, also=str(error))
+            return
+        if is_new:
+            log.warning("pull_failed", peer=peer.host, reason=reason)
+
+
+def _translated(op: Op, table: TrackedTable | None) -> Op:
+    """With our column names; a record that is none is refused later, as it came."""
+    if table is None:
+        return op
+    is_delete = op.action == "delete"
+    translated = translate.key_from_peer if is_delete else translate.record_from_peer
+    data = list(op.data)
+    for n, record in enumerate(op.data):
+        try:
+            data[n] = translated(record, table.columns, table.key_columns, table.key_map)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+    return msgspec.structs.replace(op, data=data)
+
+
+def _seconds_of_limits(peer: Peer, page: Page) -> float:
+    """How long the page lasts, at the rates that the peer is limited to."""
+    ops = 60 * len(page.ops) / peer.max_ops_per_minute if peer.max_ops_per_minute else 0.0
+    size = 60 * page.size / peer.max_bytes_per_minute if peer.max_bytes_per_minute else 0.0
+    return max(ops, size)

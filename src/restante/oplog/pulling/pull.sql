@@ -1,0 +1,42 @@
+-- name: pulled
+update op_peers
+   set pulled_at = $2, protocol = $3, skew_seconds = coalesce($4, skew_seconds),
+       refused = refused + $5, failing_since = null, failure = null
+ where id = $1;
+
+-- name: failed
+-- Returns whether that is news.
+with before as (
+    select id, failure from op_peers where id = $1 for update
+)
+update op_peers
+   set failing_since = coalesce(failing_since, $2), failure = $3
+  from before
+ where op_peers.id = before.id
+returning before.failure is distinct from $3 as is_new;
+
+-- name: drop_cursor
+-- Only the one that was found wrong.
+update op_peers set cursor = '', cursor_at = $3 where id = $1 and cursor = $2;
+
+-- name: note_cursor_problem
+update op_peers set cursor_problem = $2 where id = $1;
+
+-- name: joined_tables
+select joined_tables from op_peers where id = $1;
+
+-- name: join_tables
+update op_peers set joined_tables = $2 where id = $1;
+
+-- name: count_gap
+-- Once, and only if the cursor really stands there.
+update op_peers set gaps = gaps + 1, gap_at = $2
+ where id = $1 and cursor >= $2 and gap_at <> $2
+returning true;
+
+-- name: waiting_snapshots
+-- The newest wish of each peer that nobody has begun to fulfil.
+select peer_id, max(started_at) as wanted_at
+  from op_snapshots
+ where phase = 'new' and begun = 0 and started_at < $1
+ group by peer_id;

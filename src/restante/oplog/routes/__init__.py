@@ -1,0 +1,1 @@
+"""HTTP routes of the op log: for peers, and for the operator."""

@@ -1,0 +1,1 @@
+"""Serves the log to peers: pages in the order of arrival, and who may read them."""

@@ -1,0 +1,1 @@
+"""Snapshots of tracked tables: served page by page, and taken."""

@@ -1,0 +1,1 @@
+"""Tracked tables: which can be, and the triggers that capture their changes."""

@@ -1,0 +1,1 @@
+"""Compares tracked tables with those of a peer, and repairs them."""
