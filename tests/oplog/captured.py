@@ -48,7 +48,7 @@ async def changes_of(connection: Connection, table: str = "pages") -> list[tuple
 
 async def records_of(connection: Connection, table: str = "public.pages") -> list[Any]:
     """The contents of a table, as JSON objects."""
-    rows = await connection.fetch(f"select row_to_json(t)::text from {table} as t")
+    rows = await connection.fetch(f"select row_to_json(t.*)::text from {table} as t")
     return sorted((json.loads(row[0]) for row in rows), key=_sorted_text)
 
 

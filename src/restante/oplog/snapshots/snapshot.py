@@ -205,9 +205,11 @@ def above(table: TrackedTable, *, is_first: bool) -> str:
     """The condition for the records beyond the key that is the first parameter."""
     if is_first:
         return "$1::text is null"
-    keys = [sql.quoted(name) for name in table.key_columns]
-    bounds = ", ".join(queries.bound.format(key=key, relation=table.relation) for key in keys)
-    return f"({_of('t', keys)}) > ({bounds})"
+    bounds = ", ".join(
+        queries.bound.format(key=sql.quoted(name), relation=table.relation)
+        for name in table.key_columns
+    )
+    return f"({keys_of(table)}) > ({bounds})"
 
 
 def key_object(table: TrackedTable) -> str:
@@ -221,10 +223,18 @@ def newest(table: TrackedTable, alias: str) -> str:
     return queries.newest.format(log=table.log, values=values)
 
 
+def keys_of(table: TrackedTable) -> str:
+    """The key columns of `t`, to order by: a bare name would mean a column of the result first."""
+    return _of("t", [sql.quoted(name) for name in table.key_columns])
+
+
 def _records_page(table: TrackedTable, *, is_first: bool) -> str:
-    keys = [sql.quoted(name) for name in table.key_columns]
+    keys = [(f"t.{sql.quoted(name)}", f"k{n}") for n, name in enumerate(table.key_columns)]
     return queries.records_page.format(
-        keys=", ".join(keys),
+        keys=keys_of(table),
+        renamed=", ".join(new for _, new in keys),
+        keys_renamed=", ".join(f"{key} as {new}" for key, new in keys),
+        same=" and ".join(f"{key} = sized.{new}" for key, new in keys),
         sizes=" + ".join(map(_size, table.columns)),
         relation=table.relation,
         above=above(table, is_first=is_first),

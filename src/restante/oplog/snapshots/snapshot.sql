@@ -49,22 +49,23 @@ select key_hash, key, ulid, n, host, approximate, is_delete,
  limit $3;
 
 -- name: records_page
--- The sizes are those on disk, so that no large value is read before it is known to fit.
+-- The sizes are those on disk, so that no large value is read before it is known to fit.  Keys are renamed
+-- to k0, k1, ..., so that no name of a column can be mistaken for one of ours.
 with sized as (
-    select {keys}, row_number() over () as at,
+    select {renamed}, row_number() over () as at,
            sum(size) over (rows unbounded preceding) - size as before
       from (
-        select {keys}, {sizes} as size
+        select {keys_renamed}, {sizes} as size
           from {relation} as t
          where {above}
          order by {keys}
          limit $2
       ) as first
 )
-select sized.at, row_to_json(t)::text as data, json_build_object({names_and_keys})::text as key,
+select sized.at, row_to_json(t.*)::text as data, json_build_object({names_and_keys})::text as key,
        newest.ulid, newest.n, newest.host, newest.approximate, newest.is_delete
   from sized
-  join {relation} as t using ({keys})
+  join {relation} as t on {same}
   left join lateral ({newest}) as newest on true
  where sized.before < $3 or sized.at = 1;
 
@@ -78,7 +79,7 @@ select asked.at, newest.ulid, newest.n, newest.host, newest.approximate, newest.
  where t.{first_key} is null;
 
 -- name: bound
-(select {key} from json_populate_record(null::{relation}, $1::json))
+(select bound.{key} from json_populate_record(null::{relation}, $1::json) as bound)
 
 -- name: newest
 select ops.ulid, ops.n, op_hosts.host, ops.approximate, ops.action = 'd' as is_delete

@@ -110,7 +110,7 @@ select count(*) > 0
 -- What we have of each key, with the server's record turned into a row of our own type.  A change that
 -- the server has made itself is known to it, although it has not read it from us.
 select asked.at, own_key.key, hashtextextended(own_key.key, 0) as key_hash,
-       t.{first_key} is not null as has_record, row_to_json(t)::text as own,
+       t.{first_key} is not null as has_record, row_to_json(t.*)::text as own,
        {same_columns} as is_same_record,
        {own_hash} as own_hash, {server_hash} as server_hash,
        newest.ulid, newest.host, newest.approximate, newest.is_delete,

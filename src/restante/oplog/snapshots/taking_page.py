@@ -63,7 +63,7 @@ async def own_keys(db: Database, table: TrackedTable, after: str) -> list[str]:
         names_and_keys=snapshot.key_object(table),
         relation=table.relation,
         above=snapshot.above(table, is_first=not after),
-        keys=", ".join(map(sql.quoted, table.key_columns)),
+        keys=snapshot.keys_of(table),
     )
     async with db.transaction(readonly=True) as tx:
         await snapshot.make_canonical(tx, table)

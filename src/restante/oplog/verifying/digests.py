@@ -62,9 +62,13 @@ async def cut(  # noqa: PLR0913 - where, and how much
 ) -> list[str]:
     """The last keys of consecutive ranges of `each` records, within the next `rows` records."""
     shape = _Shape(table, table.key_columns, order)
+    renamed = [f"k{n}" for n in range(len(table.key_columns))]
     statement = queries.cut.format(
-        key=shape.key,
-        columns=", ".join(shape.key_columns),
+        renamed=", ".join(renamed),
+        renamed_order=_ordered(", ".join(renamed), order),
+        keys_renamed=", ".join(
+            f"t.{name} as {new}" for name, new in zip(shape.key_columns, renamed, strict=True)
+        ),
         order=shape.order,
         relation=table.relation,
         above=shape.above("$1::text") if after is not None else "$1::text is null",
@@ -217,7 +221,7 @@ class _Shape:
     @property
     def key(self) -> str:
         """The key as it is in the log."""
-        return f"json_build_array({self._key_values})::text"
+        return _array(self._key_values)
 
     @property
     def hash(self) -> str:
@@ -235,7 +239,7 @@ class _Shape:
 
     @property
     def order(self) -> str:
-        return self._key_values if self.by == "index" else f'{self.key} collate "C"'
+        return _ordered(self._key_values, self.by)
 
     @property
     def _key_types(self) -> list[str]:
@@ -264,6 +268,14 @@ class _Shape:
     def compared(self, operator: str, bound: str) -> str:
         values = ", ".join(f"{bound}.k{n}" for n in range(len(self._key_types)))
         return f"({self._key_values}) {operator} ({values})"
+
+
+def _array(values: str) -> str:
+    return f"json_build_array({values})::text"
+
+
+def _ordered(values: str, by: KeyOrder) -> str:
+    return values if by == "index" else f'{_array(values)} collate "C"'
 
 
 async def comparable(connection: Connection, names: frozenset[str] | None) -> list[TrackedTable]:

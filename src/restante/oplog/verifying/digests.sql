@@ -61,16 +61,17 @@ select era, xid, ulid, n
 select cursor from op_peers where id = $1;
 
 -- name: cut
--- The key of every $3-th record of the next $2, and the last one.
-select {key} as key
+-- The key of every $3-th record of the next $2, and the last one.  Its columns are renamed to k0, k1, ...,
+-- so that none of them can be mistaken for one of ours.
+select json_build_array({renamed})::text as key
   from (
-      select {columns}, row_number() over (order by {order}) as n,
-             lead(true) over (order by {order}) is null as is_end
-        from (select {columns} from {relation} as t
-               where {above} order by {order} limit $2) as t
-  ) as t
- where n % $3 = 0 or is_end
- order by n;
+      select {renamed}, row_number() over (order by {renamed_order}) as n,
+             lead(true) over (order by {renamed_order}) is null as is_end
+        from (select {keys_renamed} from {relation} as t
+               where {above} order by {order} limit $2) as next
+  ) as numbered
+ where numbered.n % $3 = 0 or numbered.is_end
+ order by numbered.n;
 
 -- name: ranges_by_index
 select found.rows, found.digest
