@@ -9,6 +9,7 @@ from restante.oplog.open_to import OpenTo
 from restante.oplog.pulling.outbox import Outbox
 from restante.oplog.serving.log import Limits
 from restante.oplog.serving.rates import PeerRates
+from restante.oplog.serving.readers import OpenEnds
 from restante.oplog.serving.watch import Watcher
 
 # Records that are larger than a piece of a page, of all readers together.
@@ -27,4 +28,5 @@ class Node:
     open_to: OpenTo = field(default_factory=OpenTo)
     page_limits: Limits = field(default_factory=Limits)
     rates: PeerRates = field(default_factory=PeerRates)
+    open_ends: OpenEnds = field(default_factory=OpenEnds)
     room: BodyRoom = field(default_factory=lambda: BodyRoom(LARGE_RECORDS_BYTES))

@@ -64,6 +64,7 @@ class Reader:
 
     peer: Peer | None
     is_authenticated: bool
+    network: str = ""  # from where it asks, if it has no token
 
     def may_see(self, table: str) -> bool:
         """Whether ops of this table are for it."""

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from restante.errors import TooManyAtOnce
 from restante.http import turns
 from restante.http.disconnect import aborted, disconnected, while_connected
-from restante.oplog import ulids
+from restante.oplog import tables, ulids
 from restante.oplog.node import LARGE_RECORDS_BYTES, Node
 from restante.oplog.peers import Reader
 from restante.oplog.serving import serve
@@ -67,13 +67,13 @@ class PageAnswer(Response):
         reader, page = await self._page()
         ask, db = self._request.ask, self._node.db
         if reader.peer is not None:
-            self._node.rates.check(reader.peer)
+            self._node.rates.check(reader.peer, reader.network)
         self.headers.update(await self._answer_headers(reader, page))
         if is_head:
             await self._start(send)
             await self._send(send, b"", more=False)
             return
-        await serve.note_served(db, reader, page, is_ours=ask.is_ours)
+        await serve.note_served(db, reader, ask, page, self._node.open_ends)
         encoder = PageEncoder(page.tables, is_ours=ask.is_ours)
         piece = await self._encoded(encoder, page, page.records)
         size = len(piece)
@@ -86,7 +86,7 @@ class PageAnswer(Response):
             await self._start(send)
             size += await self._stream(send, encoder, page, piece)
         if reader.peer is not None:
-            self._node.rates.spend(reader.peer, ops=encoder.ops, size=size)
+            self._node.rates.spend(reader.peer, reader.network, ops=encoder.ops, size=size)
 
     async def _page(self) -> tuple[Reader, Page]:
         """The page; an empty one is answered when the time is over."""
@@ -108,8 +108,9 @@ class PageAnswer(Response):
     async def _read(self) -> tuple[Reader, Page]:
         # A token may be revoked while its request waits, or other tables be allowed.
         reader = await self._request.authenticate()
-        now = self._request.clock()
-        return reader, await serve.read(self._node.db, reader, self._request.ask, now=now)
+        ask, now = self._request.ask, self._request.clock()
+        page = await serve.read(self._node.db, reader, ask, self._node.open_ends, now=now)
+        return reader, page
 
     async def _stream(self, send: Send, encoder: PageEncoder, page: Page, piece: bytes) -> int:
         await self._send(send, piece, more=True)
@@ -148,13 +149,17 @@ class PageAnswer(Response):
         await turns.resume()
 
     async def _answer_headers(self, reader: Reader, page: Page) -> dict[str, str]:
-        headers = {"Cache-Control": "no-store", wire.OPLOG_VERSION: "1"}
+        headers = {"Cache-Control": "no-store"}
+        if reader.is_authenticated:
+            headers[wire.OPLOG_VERSION] = "1"
         if page.scanned.ulid != ulids.LOWEST:
             headers[wire.LAST_SCANNED_ULID] = ulids.text_of(page.scanned.ulid)
         if page.is_limited:
             headers[wire.LIMITED] = "true"
         if self._request.ask.is_ours:
             headers |= self._own_headers(page)
+            async with self._node.db.connection() as connection:
+                headers[wire.NODE_HOST] = await tables.own_host(connection)
             if reader.peer is not None and reader.peer.cursor:
                 headers[wire.CURSOR_ON_YOU] = reader.peer.cursor
         elif page.gap_tables:

@@ -41,8 +41,9 @@ async def reader(request: HTTPConnection) -> Reader:
     host = request.client.host if request.client else ""
     if not _open_to(request).includes(host):
         raise NotAuthenticated(_REFUSED)
-    auth.account(request).charge(("reader", network_of(host)))
-    return Reader(await _named(request), is_authenticated=False)
+    network = network_of(host)
+    auth.account(request).charge(("reader", network))
+    return Reader(await _named(request), is_authenticated=False, network=network)
 
 
 async def _find(request: HTTPConnection, token: str) -> Peer | None:

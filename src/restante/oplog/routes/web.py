@@ -57,7 +57,11 @@ class SweepQuery(msgspec.Struct, frozen=True):
         str, Meta(max_length=200, description="The ULID of the last op that the reader has.")
     ] = ""
     position: Annotated[
-        str, Meta(max_length=200, description="The same as a position, for nodes of Restante.")
+        str,
+        Meta(
+            max_length=200,
+            description="The same as a position, for nodes of Restante that show a token.",
+        ),
     ] = ""
     wait: Annotated[
         float,
@@ -84,14 +88,12 @@ class SweepQuery(msgspec.Struct, frozen=True):
     query=SweepQuery,
     details="A page has at most 10000 ops and 64 MiB, of the tables that the peer may see. What a "
     "peer asks for confirms that it has everything before. Readers without a token are allowed by "
-    "address range; they confirm nothing.",
+    "address range; they confirm nothing, and are served as nodes of the older protocol.",
     answers={200: list[wire.Op]},
     refusals=(BadRequest, NotAuthenticated, TooManyAtOnce, TooManyMessages),
     headers={wire.OPLOG_VERSION: "`1` if the reader is a node of Restante."},
-    answer_headers={
-        wire.OPLOG_VERSION: "`1`: this is a node of Restante.",
-    },
     optional_headers={
+        wire.OPLOG_VERSION: "`1`: this is a node of Restante, and the reader has shown a token.",
         wire.LAST_SCANNED_ULID: "The last op that was looked at, of any table.",
         wire.LIMITED: "`true` if there is more.",
         wire.RETENTION_GAP: "`true` if something after the reader's position is no longer kept.",
@@ -99,6 +101,7 @@ class SweepQuery(msgspec.Struct, frozen=True):
         wire.NEXT_POSITION: "Where to go on, for nodes of Restante.",
         wire.CURSOR_ON_YOU: "How far this node has read the log of the reader.",
         wire.GAP_TABLES: "Tables of which the reader needs a snapshot, as a JSON array.",
+        wire.NODE_HOST: "The name of this node, for nodes of Restante.",
         wire.SERVER_TIME: "The time of this node in Unix milliseconds.",
     },
 )
@@ -106,11 +109,12 @@ async def sweep(request: Request) -> Response:
     node, reader = _node(request), await peer_auth.reader(request)
     sent = query_of(request, SweepQuery)
     if reader.peer is not None:
-        node.rates.check(reader.peer)
+        node.rates.check(reader.peer, reader.network)
     if reader.is_authenticated and reader.peer is not None:
         async with node.db.connection() as connection:
             await readers.end_snapshots(connection, reader.peer.id)
-    is_ours = request.headers.get(wire.OPLOG_VERSION) == "1"
+    # Without a token there are no snapshots either: any node is then served as an older one.
+    is_ours = reader.is_authenticated and request.headers.get(wire.OPLOG_VERSION) == "1"
     limits = _limits(node.page_limits, reader, sent.limit)
     return PageAnswer(
         node,

@@ -227,6 +227,8 @@ class Log:
             return None
         n = await self.connection.fetchval(queries.last_of_ulid, first.era, first.xid, first.ulid)
         last = Position(first.era, first.xid, first.ulid, n)
+        if first == last:
+            return last
         part = await self.end(await self.previous(first), limits)
         return min(last, part.position) if part and part.position >= first else last
 

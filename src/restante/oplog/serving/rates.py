@@ -1,6 +1,7 @@
 """
 How many ops and bytes a peer may be sent, and send, in a minute.
 
+Who only uses the name of a peer, without its token, has the same limits, but spends nothing of it.
 What is served is known only afterwards.  So a peer may get into debt, and waits until it is paid.
 """
 
@@ -29,12 +30,16 @@ class PeerRates:
     """What each peer has left of its minute."""
 
     def __init__(self) -> None:
-        self._buckets: OrderedDict[tuple[int, str], _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[tuple[int, str, str], _Bucket] = OrderedDict()
 
-    def check(self, peer: Peer) -> None:
-        """Raises TooManyMessages with the seconds until the peer may go on."""
+    def check(self, peer: Peer, network: str = "") -> None:
+        """
+        Raises TooManyMessages with the seconds until the peer may go on.
+
+        `network` is from where somebody asks who has not proved to be the peer.
+        """
         for what, per_minute in _limits(peer).items():
-            level = self._filled(peer, what, per_minute).level
+            level = self._filled((peer.id, network, what), per_minute).level
             if level < 0:
                 seconds = int(-level * 60 / per_minute) + 1
                 raise TooManyMessages(
@@ -43,14 +48,14 @@ class PeerRates:
                     retry_after_seconds=seconds,
                 )
 
-    def spend(self, peer: Peer, *, ops: int, size: int) -> None:
+    def spend(self, peer: Peer, network: str = "", *, ops: int, size: int) -> None:
         """Count what was sent or received."""
         spent = {"ops": ops, "bytes": size}
         for what, per_minute in _limits(peer).items():
-            self._filled(peer, what, per_minute).level -= spent[what]
+            self._filled((peer.id, network, what), per_minute).level -= spent[what]
 
-    def _filled(self, peer: Peer, what: str, per_minute: int) -> _Bucket:
-        now, key = time.monotonic(), (peer.id, what)
+    def _filled(self, key: tuple[int, str, str], per_minute: int) -> _Bucket:
+        now = time.monotonic()
         bucket = self._buckets.setdefault(key, _Bucket(per_minute, now))
         bucket.fill(per_minute, now)
         self._buckets.move_to_end(key)

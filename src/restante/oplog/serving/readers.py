@@ -1,17 +1,56 @@
 """What each peer has read of our log: what it was served, and what it has confirmed."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import datetime
+from uuid import UUID
 
 from restante.database import sql
 from restante.database.pool import Connection
 from restante.oplog import positions
+from restante.oplog.peers import Reader
 from restante.oplog.positions import Position
+from restante.oplog.serving.log import Limits
 
 queries = sql.load("restante.oplog.serving", "readers")
 
 # A reader asks for one page after another, so it is seldom behind the last one.
 _PAGE_ENDS = 32
+_MAX_NETWORKS = 1000
+
+_Reading = tuple[int | None, Limits, UUID]
+
+
+class OpenEnds:
+    """
+    Where pages of readers without a token ended, if no op has the ULID that they know.
+
+    They are kept here, and by network, because anybody can use the name of a peer: what is read
+    without a token must not change what a peer is sent.  One that is lost costs a repetition.
+    """
+
+    def __init__(self) -> None:
+        self._by_network: OrderedDict[str, OrderedDict[_Reading, Position]] = OrderedDict()
+
+    def find(self, reader: Reader, limits: Limits, ulid: UUID) -> Position | None:
+        """Where the page ended after which the reader knows this ULID as the last one."""
+        return self._by_network.get(reader.network, {}).get(_reading(reader, limits, ulid))
+
+    def note(self, reader: Reader, limits: Limits, ulid: UUID, position: Position) -> None:
+        """Where a page ends; how much of an op it has depends on its limits and tables."""
+        ends = self._by_network.setdefault(reader.network, OrderedDict())
+        self._by_network.move_to_end(reader.network)
+        key = _reading(reader, limits, ulid)
+        ends[key] = position
+        ends.move_to_end(key)
+        if len(ends) > _PAGE_ENDS:
+            ends.popitem(last=False)
+        if len(self._by_network) > _MAX_NETWORKS:
+            self._by_network.popitem(last=False)
+
+
+def _reading(reader: Reader, limits: Limits, ulid: UUID) -> _Reading:
+    return None if reader.peer is None else reader.peer.id, limits, ulid
 
 
 async def page_end(connection: Connection, peer_id: int, ulid: str) -> Position | None:

@@ -17,7 +17,8 @@ from restante.oplog.peers import Reader
 from restante.oplog.positions import START, Position
 from restante.oplog.serving import log, readers
 from restante.oplog.serving.encoding import wire_ulid
-from restante.oplog.serving.log import Horizon, Limits, Log, LoggedTable, Record
+from restante.oplog.serving.log import Head, Horizon, Limits, Log, LoggedTable, Record
+from restante.oplog.serving.readers import OpenEnds
 
 # An op may reach us a day after it was made, and be served only then.
 LATE = timedelta(hours=24)
@@ -35,7 +36,7 @@ class Ask:
 
     position: str = ""
     after: str = ""
-    is_ours: bool = False  # it is one of our nodes
+    is_ours: bool = False  # it is one of our nodes; only then its position counts
     floor: UUID | None = None  # up to there it wants to know which records are the newest
     head: str | None = None  # the end of its own log
     limits: Limits = LIMITS
@@ -84,17 +85,19 @@ class Page:
         return bool(self.records) and self.records[-1].position == self.last.position
 
 
-async def read(db: Database, reader: Reader, ask: Ask, *, now: datetime) -> Page:
+async def read(
+    db: Database, reader: Reader, ask: Ask, open_ends: OpenEnds, *, now: datetime
+) -> Page:
     """
     A page for a reader; raises BadRequest if it says that it is where it cannot be.
 
-    What it asks for confirms what it has.
+    What it asks for confirms what it has, if it has proved who it is.
     """
     async with log.reading(db) as connection:
         below = await log.horizon(connection)
         every = await log.logged_tables(connection)
         visible = Log(connection, [one for one in every if reader.may_see(one.name)], below)
-        start = await _start(visible, reader, ask, now=now)
+        start = await _start(visible, reader, ask, open_ends, now=now)
         page = await _page(visible, start, ask)
         page = await _with_gap(connection, page, reader, is_ours=ask.is_ours)
     if reader.is_authenticated and reader.peer is not None:
@@ -106,15 +109,23 @@ async def read(db: Database, reader: Reader, ask: Ask, *, now: datetime) -> Page
     return page
 
 
-async def note_served(db: Database, reader: Reader, page: Page, *, is_ours: bool) -> None:
+async def note_served(
+    db: Database, reader: Reader, ask: Ask, page: Page, open_ends: OpenEnds
+) -> None:
     """Must be called before the page is sent: only what was served can be confirmed."""
-    if reader.peer is None or page.scanned.position == START:
+    if page.scanned.position == START:
+        return
+    # What the reader has sent itself says nothing new.
+    own = ulids.parsed(ask.after)
+    ends = {end.ulid: end.position for end in (page.scanned, page.last) if end and end.ulid != own}
+    if not reader.is_authenticated or reader.peer is None:
+        for ulid, position in ends.items():
+            if ulid != position.ulid:
+                open_ends.note(reader, ask.limits, ulid, position)
         return
     async with db.connection() as connection:
-        if reader.is_authenticated:
-            await readers.note_served(connection, reader.peer.id, page.scanned.position)
-        if not is_ours:
-            ends = {end.ulid: end.position for end in (page.scanned, page.last) if end}
+        await readers.note_served(connection, reader.peer.id, page.scanned.position)
+        if ends and not ask.is_ours:
             named = [(ulids.text_of(ulid), position) for ulid, position in ends.items()]
             await readers.note_page_ends(connection, reader.peer.id, named)
 
@@ -165,9 +176,11 @@ async def outdated(
         return await visible.outdated(before, records[-1].position, floor)
 
 
-async def _start(visible: Log, reader: Reader, ask: Ask, *, now: datetime) -> Start:
+async def _start(
+    visible: Log, reader: Reader, ask: Ask, open_ends: OpenEnds, *, now: datetime
+) -> Start:
     """By the first rule that fits."""
-    if ask.position:
+    if ask.position and ask.is_ours:
         position = positions.parsed(ask.position)
         if position is None:
             raise BadRequest("position is wrong: it is no position of an op log.")
@@ -180,11 +193,11 @@ async def _start(visible: Log, reader: Reader, ask: Ask, *, now: datetime) -> St
     ulid = ulids.parsed(ask.after)
     if ulid is None:
         raise BadRequest("after is wrong: it must be a ULID.")
-    if reader.peer is not None:
-        text = ulids.text_of(ulid)
-        if end := await readers.page_end(visible.connection, reader.peer.id, text):
-            return Start(end)
-    return await _of_ulid(visible, ulid, ask.limits, now=now)
+    if not reader.is_authenticated or reader.peer is None:
+        end = open_ends.find(reader, ask.limits, ulid)
+    else:
+        end = await readers.page_end(visible.connection, reader.peer.id, ulids.text_of(ulid))
+    return Start(end) if end else await _of_ulid(visible, ulid, ask.limits, now=now)
 
 
 async def _of_ulid(visible: Log, ulid: UUID, limits: Limits, *, now: datetime) -> Start:
@@ -243,16 +256,27 @@ async def _ending(visible: Log, start: Start, ask: Ask, last: Position) -> End:
 async def _scanned(visible: Log, start: Start, ask: Ask, ending: End | None) -> End:
     """The end of the log: what is not in the page is gone, or not for this reader."""
     head = await log.head(visible.connection, visible.below)
-    ends = [End(start.position, ulids.parsed(ask.after) or start.position.ulid)]
-    ends += [End(one, one.ulid) for one in _trimmed(visible)]
+    ends = [End(one, one.ulid) for one in _trimmed(visible)]
+    own = End(start.position, ulids.parsed(ask.after) or start.position.ulid)
+    if start.unknown_since is not None:
+        ends.append(own)
     if head is not None:
-        at = replace(head.position, n=0) if head.has_first or ask.is_ours else head.position
-        is_approximate = head.is_approximate and not ask.is_ours
-        ends.append(End(head.position, wire_ulid(at, is_approximate=is_approximate)))
+        ends.append(End(head.position, _head_ulid(head, is_ours=ask.is_ours)))
+    if start.unknown_since is None:
+        ends.append(own)
     if ending is not None:
         ends.append(ending)
     # Of equal ones the last, which has the ULID that the reader knows.
     return max(reversed(ends), key=lambda end: end.position)
+
+
+def _head_ulid(head: Head, *, is_ours: bool) -> UUID:
+    """The ULID of the end of the log, which must not stand for a part of the last op."""
+    if is_ours:
+        return head.position.ulid
+    has_own = head.has_first and not head.is_approximate
+    at = replace(head.position, n=0) if has_own else head.position
+    return wire_ulid(at, is_approximate=head.is_approximate)
 
 
 def _trimmed(visible: Log) -> list[Position]:
