@@ -255,6 +255,7 @@ async def test_an_empty_table_has_its_whole_history_in_the_log(db: Database, wri
     table = (await track(db)).table
 
     assert (table.floor, table.trimmed) == (ulids.LOWEST, None)
+    assert table.unlogged is not None
 
 
 async def test_records_from_before_are_below_the_marks_and_later_ops_above(
@@ -270,6 +271,7 @@ async def test_records_from_before_are_below_the_marks_and_later_ops_above(
     position = await writer.fetchrow("select era, xid, ulid, n from restante.ops")
     assert table.floor < op.ulid
     assert table.trimmed is not None
+    assert table.trimmed == table.unlogged
     assert table.floor_origin == OWN
     assert (table.trimmed.era, table.trimmed.xid) < (position["era"], position["xid"])
 

@@ -161,10 +161,10 @@ async def want(taker: Node, *, is_for_gap: bool = True, table: str = "notes") ->
         )
 
 
-async def take(server: Node, taker: Node, *before: Hook) -> Direct:
+async def take(server: Node, taker: Node, *before: Hook, table: str = "notes") -> Direct:
     """A whole snapshot; before each page a new process takes over."""
     remote = Direct(server, list(before))
-    await want(taker)
+    await want(taker, table=table)
     while await Taker(taker.db, remote, taker.host, clock).advance(await taker.peer()):  # type: ignore[arg-type]
         pass
     return remote
@@ -268,6 +268,124 @@ async def test_a_record_that_the_server_has_deleted_and_forgotten_goes(nodes: tu
     assert [row[0] for row in await taker.rows()] == ["b"]
     assert (await taker.log("a"))[-1] == ("d", SERVER, True)
     assert await conflicts(taker) == []
+
+
+async def _track_docs(node: Node, rows: int) -> None:
+    """A second table, which is tracked when the nodes are peers already."""
+    await node.sql.execute("create table public.docs (id text primary key, body text)")
+    await node.sql.execute(
+        "insert into docs select $1 || n, 'old' from generate_series(1, $2) as n", node.host, rows
+    )
+    await capture.track(node.db, Wanted("docs"), host=node.host, now=clock())
+
+
+async def _follow_each_other(one: Node, other: Node) -> None:
+    """Both have read all that the other has logged up to now."""
+    for node, peer in ((one, other), (other, one)):
+        await peer.sql.execute("insert into notes values ($1)", f"from {peer.host}")
+        await node.has_read(await peer.head())
+        await node.sql.execute("update restante.op_peers set protocol = 'restante'")
+
+
+async def test_records_from_before_tracking_stay_although_the_server_has_read_other_tables(
+    nodes: tuple[Node, Node],
+):
+    server, taker = nodes
+    await _follow_each_other(server, taker)
+    await _track_docs(server, 0)
+    await server.sql.execute("delete from restante.op_snapshots")  # there was nothing to take
+    await _track_docs(taker, 5)
+
+    await take(server, taker, table="docs")
+
+    assert len(await taker.rows("docs")) == 5
+    assert await conflicts(taker) == []
+
+    await take(taker, server, table="docs")
+
+    assert await server.rows("docs") == await taker.rows("docs")
+
+
+async def test_a_server_that_waits_for_its_first_snapshot_of_a_table_has_read_nothing_of_it(
+    nodes: tuple[Node, Node],
+):
+    """Its cursor is past what was logged before it tracked the table, which it refused."""
+    server, taker = nodes
+    await _track_docs(taker, 5)
+    await _follow_each_other(server, taker)
+    await _track_docs(server, 3)
+
+    await take(server, taker, table="docs")
+
+    assert len(await taker.rows("docs")) == 8
+
+    await take(taker, server, table="docs")
+
+    assert await server.rows("docs") == await taker.rows("docs")
+
+
+async def _load(node: Node, statement: str) -> None:
+    await capture.pause(node.db, "notes", now=clock())
+    await node.sql.execute(statement)
+    await capture.resume(node.db, "notes", host=None, now=clock())
+
+
+@pytest.mark.parametrize("is_repair", [False, True])
+async def test_records_that_were_loaded_in_a_pause_stay(
+    nodes: tuple[Node, Node], *, is_repair: bool
+):
+    """The server has not taken its snapshot yet, so it knows nothing of them."""
+    server, taker = nodes
+    await _follow_each_other(server, taker)
+    await take(server, taker)
+    before = len(await taker.rows())
+    await _load(taker, "insert into notes select 'load' || n from generate_series(1, 100) as n")
+
+    if is_repair:
+        async with taker.db.connection() as connection:
+            wanted, peer = [await taker.table()], await taker.peer()
+            await taking.want(
+                connection, peer, wanted, is_for_gap=False, is_repair=True, now=clock()
+            )
+    await take(server, taker)
+
+    assert len(await taker.rows()) == before + 100
+    await take(taker, server)
+    assert await server.rows() == await taker.rows()
+
+
+@pytest.mark.parametrize("has_op", [False, True])
+async def test_a_record_that_was_changed_in_a_pause_and_loses_is_reported(
+    nodes: tuple[Node, Node], *, has_op: bool
+):
+    """Nobody knows which of them is newer."""
+    server, taker = nodes
+    await server.sql.execute("insert into notes values ('a', 'old')")
+    await _follow_each_other(server, taker)
+    await take(server, taker)
+    if not has_op:
+        await server.drop_log()
+    await _load(taker, "update notes set body = 'load' where id = 'a'")
+
+    await take(server, taker)
+
+    assert ("a", "old", None) in await taker.rows()
+    assert ('["a"]', "approximate", "old", "load") in await conflicts(taker)
+
+
+async def test_a_record_that_the_server_deletes_after_it_has_read_a_load_goes(
+    nodes: tuple[Node, Node],
+):
+    server, taker = nodes
+    await _follow_each_other(server, taker)
+    await _load(taker, "insert into notes values ('load')")
+    await take(taker, server)
+    await server.sql.execute("delete from notes where id = 'load'")
+    await server.drop_log()
+
+    await take(server, taker)
+
+    assert "load" not in [row[0] for row in await taker.rows()]
 
 
 async def test_a_newer_change_of_the_taker_stays(nodes: tuple[Node, Node]):

@@ -224,6 +224,7 @@ create table op_tables (
     floor          uuid        not null default '00000000-0000-0000-0000-000000000000',
     floor_origin   text        not null default '',
     trimmed        text        not null default '' collate "C",
+    unlogged       text        not null default '' collate "C",  -- what changed before may have no op
     taken_snapshot boolean     not null default false,
     changed_at     timestamptz not null,
     unique (schema_name, table_name)
@@ -337,6 +338,7 @@ create table op_snapshots (
                    check (phase in ('new', 'deletes', 'records', 'leftovers', 'own_deletes', 'done')),
     is_for_gap     boolean     not null,
     is_repair      boolean     not null default false,
+    is_new         boolean     not null default false,  -- nothing of the table was read from the peer before
     after          text        not null default '',
     start          text        not null default '' collate "C",
     host           text        not null default '',

@@ -134,7 +134,7 @@ class SnapshotSides:
     taker: str
     server_floor: UUID
     own_floor: UUID
-    is_first: bool  # the server has never read from us
+    is_first: bool  # the server has not read the table since changes of it were not logged
     has_read_us: bool  # its cursor on us is at or above our trimmed mark
     is_repair: bool = False  # an operator trusts the server's records
 

@@ -60,6 +60,7 @@ class TrackedTable:
     floor_origin: str = ""
     trimmed: Position | None = None  # the last position that was ever dropped
     taken_snapshot: bool = False
+    unlogged: Position | None = None  # of the last track or resume: what was before may have no op
 
     @property
     def relation(self) -> str:
@@ -115,6 +116,7 @@ def _table(row: Row) -> TrackedTable:
         row["floor_origin"],
         positions.parsed(row["trimmed"]),
         row["taken_snapshot"],
+        positions.parsed(row["unlogged"]),
     )
 
 

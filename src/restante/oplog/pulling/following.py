@@ -3,6 +3,12 @@ Follows the log of one peer: asks for a page, applies it, and moves the cursor w
 
 Our own nodes are asked by position, and wait for news themselves.  Peers of the older protocol are
 asked by ULID every few seconds.  What fails is tried again, later and later.
+
+Snapshots come before the log.  A table whose snapshot fails again and again does not hold up the
+others: the log is read on for them, and ops of that table are left out.  Nothing is missed by that.
+A snapshot that begins later has them; one that has begun puts the cursor back to its start when it
+is complete.  In the same way the other tables are read on when one has a gap: its snapshot begins
+after that, so the cursor need not jump over what they lack.
 """
 
 import asyncio
@@ -27,7 +33,7 @@ from restante.oplog.remote import Ask, Page, Remote
 from restante.oplog.rules import Channel
 from restante.oplog.serving import log as oplog
 from restante.oplog.snapshots import taking
-from restante.oplog.snapshots.taking import Taker
+from restante.oplog.snapshots.taking import TableFailed, Taker
 from restante.oplog.tables import TrackedTable
 from restante.wire.oplog import Op
 
@@ -43,6 +49,19 @@ _LEAST_SECONDS = 0.2
 # What stops a page ends sooner than a failure of the peer.
 _LONGEST_STOP_SECONDS = 3.0
 
+# So often a snapshot is tried again before the log is read on without its table.  Reading the log
+# ends a snapshot that has begun, so it is not given up for a record that is locked for a moment.
+_SNAPSHOT_TRIES = 5
+_MAX_SNAPSHOT_PAUSE_SECONDS = 600.0
+# A gap ends when the other tables were read beyond it, unless a transaction there holds them up.
+_LONGEST_GAP_SECONDS = 10.0
+
+# Limits may make a pause long, and somebody may change them meanwhile.
+_LONGEST_SLEEP_SECONDS = 60.0
+# How many ops to ask for while nobody knows how large they are.
+_FEW_OPS = 100
+
+_UNEXPECTED = "Something unexpected happened; the log of this node has it."
 _STOPPED = {
     "wait": "It must take its snapshot of this node before its older ops can be judged.",
     "busy": "Records of its ops are locked here.",
@@ -65,11 +84,30 @@ class Pace:
 
 
 @dataclass(slots=True)
+class FailingSnapshot:
+    """A table whose snapshot could not go on."""
+
+    reason: str = ""
+    tries: int = 0  # since it last went on
+    rounds: int = 0  # how often the log was read on without it
+    again_at: float = 0.0  # of the loop's clock
+
+
+@dataclass(slots=True)
 class State:
     """What is known of a peer between two pages, and may be forgotten."""
 
     failures: int = 0
     resume_after: UUID | None = None  # the last page was full, and ended here
+    bytes_per_op: float | None = None
+    gap_since: float | None = None  # by the loop's clock: the other tables are read first
+    snapshots: dict[int, FailingSnapshot] = field(default_factory=dict[int, FailingSnapshot])
+
+    @property
+    def failure(self) -> str | None:
+        """What is wrong although the log is read."""
+        reasons = [one.reason for one in self.snapshots.values() if one.tries]
+        return " ".join(reasons) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +130,18 @@ class Follower:
             if peer is None:
                 return
             pause_seconds = await self._tried(peer, state)
-            await asyncio.sleep(pause_seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            await self._sleep(host, pause_seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+
+    async def _sleep(self, host: str, seconds: float) -> None:
+        """A long pause ends when the peer is removed, or its limits are."""
+        while seconds > _LONGEST_SLEEP_SECONDS:
+            await asyncio.sleep(_LONGEST_SLEEP_SECONDS)
+            seconds -= _LONGEST_SLEEP_SECONDS
+            async with self.db.connection() as connection:
+                peer = await peers.find(connection, host)
+            if peer is None or not (peer.max_ops_per_minute or peer.max_bytes_per_minute):
+                return
+        await asyncio.sleep(seconds)
 
     async def _tried(self, peer: Peer, state: State) -> float:
         """Do the next thing; returns how long to pause."""
@@ -105,12 +154,13 @@ class Follower:
             longest_seconds = _LONGEST_STOP_SECONDS
             await self._note_failure(peer, str(error))
         except RestanteError as error:
+            if seconds := error.facts.get("retry_after_seconds"):
+                # It only has no time for us now.  Not sooner than it says, so beyond the jitter.
+                return 1.25 * float(seconds)
             await self._note_failure(peer, str(error))
         except Exception:
             log.exception("pull_failed", peer=peer.host)
-            await self._note_failure(
-                peer, "Something unexpected happened; the log of this node has it."
-            )
+            await self._note_failure(peer, _UNEXPECTED)
         else:
             state.failures = 0
             return pause_seconds
@@ -120,13 +170,14 @@ class Follower:
 
     async def advance(self, peer: Peer, state: State) -> float:
         """Take a page of a snapshot, or of the log; returns how long to pause."""
-        if await self.taker.advance(peer):
-            return 0
-        now = self.clock()
-        cursor = cursors.loaded(peer.cursor, now=now)
+        cursor = cursors.loaded(peer.cursor, now=self.clock())
         if cursor.problem:
             peer = await self._drop_cursor(peer, cursor.problem)
             cursor = Cursor()
+        if not _is_in_gap(state):
+            pause_seconds = await self._take_snapshots(peer, state)
+            if pause_seconds is not None:
+                return pause_seconds
         async with self.db.connection() as connection:
             known = await tables.all_tables(connection)
             here = [table for table in known if peer.may_see(table.name) and not table.is_missing]
@@ -144,6 +195,49 @@ class Follower:
         pause_seconds = await self._take(peer, cursor, here, page, state)
         is_at_once = asyncio.get_running_loop().time() - asked_at < _LEAST_SECONDS
         return max(pause_seconds, _LEAST_SECONDS if is_at_once and not page.ops else 0)
+
+    async def _take_snapshots(self, peer: Peer, state: State) -> float | None:
+        """
+        Go on with the next snapshot; returns how long to pause, or None: the log may be read.
+
+        Raises PeerUnreachable if all of them would fail.
+        """
+        now = asyncio.get_running_loop().time()
+        waiting = {table_id for table_id, one in state.snapshots.items() if one.again_at > now}
+        try:
+            table_id = await self.taker.step(peer, waiting)
+        except TableFailed as failed:
+            return await self._snapshot_failed(peer, state, failed)
+        if table_id is not None:
+            if table_id in state.snapshots:
+                state.snapshots[table_id].tries = 0
+            return 0.0
+        async with self.db.connection() as connection:
+            pending = await taking.pending_tables(connection, peer)
+        state.snapshots = {key: one for key, one in state.snapshots.items() if key in pending}
+        soon = [one for one in state.snapshots.values() if one.tries < _SNAPSHOT_TRIES]
+        if soon or (state.snapshots and not peer.cursor):
+            again_at = min(one.again_at for one in soon or state.snapshots.values())
+            return max(again_at - now, _LEAST_SECONDS)
+        return None
+
+    async def _snapshot_failed(self, peer: Peer, state: State, failed: TableFailed) -> float:
+        if failed.is_unexpected:
+            log.error("snapshot_failed", peer=peer.host, table=failed.table, exc_info=failed)
+        one = state.snapshots.setdefault(failed.table_id, FailingSnapshot())
+        reason = _UNEXPECTED if failed.is_unexpected else str(failed)
+        one.reason = f"The snapshot of {failed.table} fails: {reason}"
+        one.tries += 1
+        seconds = self.pace.first_backoff_seconds * 2 ** min(one.tries - 1, 20)
+        longest_seconds = self.pace.max_backoff_seconds
+        if one.tries >= _SNAPSHOT_TRIES and failed.has_begun:
+            # It begins again from nothing, which costs more than another attempt.
+            seconds = longest_seconds * 2 ** min(one.rounds, 20)
+            longest_seconds = max(longest_seconds, _MAX_SNAPSHOT_PAUSE_SECONDS)
+            one.rounds += 1
+        one.again_at = asyncio.get_running_loop().time() + min(seconds, longest_seconds)
+        await self._note_failure(peer, state.failure or one.reason)
+        return min(_LEAST_SECONDS, self.pace.first_backoff_seconds)
 
     async def _ask(
         self,
@@ -167,6 +261,7 @@ class Follower:
             wait_seconds=self.pace.wait_seconds if peer.protocol == "restante" else 0,
             floor=ulids.text_of(floor) if floor != ulids.LOWEST else "",
             head=str(head.position) if head else "",
+            limit=None if peer.protocol == "ulid" else _fitting_ops(peer, state),
         )
 
     async def _joined(
@@ -186,7 +281,9 @@ class Follower:
         if joined is None or not new:
             return False
         if cursor.position:
-            await taking.want(connection, peer, new, is_for_gap=False, now=self.clock())
+            await taking.want(
+                connection, peer, new, is_for_gap=False, is_new=True, now=self.clock()
+            )
         elif cursor.ulid:
             names = ", ".join(table.name for table in new)
             await self._drop_cursor(peer, f"Its log is read again because of new tables: {names}.")
@@ -197,8 +294,12 @@ class Follower:
     ) -> float:
         if page.unreadable:
             log.warning("ops_unreadable", peer=peer.host, ops=page.unreadable)
+        if page.is_ours and page.host and page.host == self.taker.own_host:
+            raise PeerUnreachable(
+                "This address is this node itself: remove it from the peers, nothing is read."
+            )
         if page.is_ours:
-            pause_seconds = await self._take_ours(peer, cursor, here, page)
+            pause_seconds = await self._take_ours(peer, cursor, here, page, state)
         elif cursor.position:
             await self._drop_cursor(peer, "The peer no longer speaks our protocol.")
             pause_seconds = 0.0
@@ -207,21 +308,45 @@ class Follower:
         async with self.db.connection() as connection:
             protocol = "restante" if page.is_ours else "ulid"
             await connection.execute(
-                queries.pulled, peer.id, self.clock(), protocol, page.skew_seconds, page.unreadable
+                queries.pulled,
+                peer.id,
+                self.clock(),
+                protocol,
+                page.skew_seconds,
+                page.unreadable,
+                state.failure,
             )
+        if page.ops:
+            state.bytes_per_op = page.size / len(page.ops)
         return max(pause_seconds, _seconds_of_limits(peer, page))
 
     async def _take_ours(
-        self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page
+        self,
+        peer: Peer,
+        cursor: Cursor,
+        here: Sequence[TrackedTable],
+        page: Page,
+        state: State,
     ) -> float:
-        """A page of one of our own nodes."""
+        """
+        A page of one of our own nodes, without the ops of tables that need a snapshot.
+
+        At the first contact that is all of them, if one does: then nothing has been read yet.
+        """
         gone = [table for table in here if table.name in page.gap_tables]
-        if gone:
-            names = [table.name for table in gone]
-            log.warning("gap", peer=peer.host, tables=names, is_first=cursor.position is None)
-            async with self.db.connection() as connection:
-                await taking.want(connection, peer, gone, is_for_gap=True, now=self.clock())
-            return 0.0
+        is_first = not peer.cursor
+        async with self.db.connection() as connection:
+            if gone:
+                names = [table.name for table in gone]
+                log.warning("gap", peer=peer.host, tables=names, is_first=is_first)
+                wanted = here if is_first else gone
+                await taking.want(connection, peer, wanted, is_for_gap=True, now=self.clock())
+            if gone and is_first:
+                return 0.0
+            pending = await taking.pending_tables(connection, peer)
+        _note_gap(state, has_gap=bool(gone))
+        left_out = {table.name for table in here if table.id in pending}
+        ops = [op for op in page.ops if op.table not in left_out]
         following = positions.parsed(page.next_position)
         if following is None:
             raise PeerUnreachable("The position after its page is unreadable.")
@@ -231,8 +356,8 @@ class Follower:
             )
         server_cursor = positions.parsed(page.cursor_on_you or "")
         source = Source(peer, Channel.PULL, server_cursor)
-        await self._apply(page.ops, source, str(following))
-        return 0
+        await self._apply(ops, source, str(following))
+        return _LEAST_SECONDS if gone and not page.is_limited else 0
 
     async def _take_by_ulid(
         self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page, state: State
@@ -250,11 +375,20 @@ class Follower:
         await self._apply(ops, Source(peer, Channel.ULID), end)
         if gap:
             await self._count_gap(peer, gap)
-        is_full = page.is_limited or len(page.ops) >= _FULL_PAGE
-        last = ulids.parsed(page.ops[-1].ulid) if is_full and page.ops else None
-        is_further = last is not None and last != state.resume_after
-        state.resume_after = last if is_further else None
-        return 0 if is_further else self.pace.pull_seconds
+        asked, state.resume_after = state.resume_after, None
+        if not page.is_limited and len(page.ops) < _FULL_PAGE:
+            return self.pace.pull_seconds
+        last = cursors.end_of_page([op.ulid for op in page.ops], page.last_scanned_ulid, now=now)
+        if asked is None and cursor.ulid:
+            asked = cursors.overlapping(min(cursor.ulid, ulids.lowest_at(now)))
+        if last is not None and (asked is None or last > asked):
+            state.resume_after = last
+            return 0
+        if page.is_limited:
+            raise PeerUnreachable(
+                "It says that its page is not all, but the page ends where it was to begin."
+            )
+        return self.pace.pull_seconds
 
     async def _apply(self, ops: Sequence[Op], source: Source, end: str) -> PageResult:
         """Apply a page; raises CursorMoved, and Stopped if the rest has to wait."""
@@ -282,6 +416,7 @@ class Follower:
     async def _drop_cursor(self, peer: Peer, problem: str) -> Peer:
         async with self.db.connection() as connection:
             await connection.execute(queries.drop_cursor, peer.id, peer.cursor, self.clock())
+            await connection.execute(queries.forget_gaps, peer.id)
         await self._note_cursor_problem(peer, problem)
         return replace(peer, cursor="")
 
@@ -315,6 +450,32 @@ def _translated(op: Op, table: TrackedTable | None) -> Op:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return msgspec.structs.replace(op, data=data)
+
+
+def _is_in_gap(state: State) -> bool:
+    """Whether the other tables are to be read on before the snapshots of those with a gap."""
+    if state.gap_since is None:
+        return False
+    if asyncio.get_running_loop().time() - state.gap_since < _LONGEST_GAP_SECONDS:
+        return True
+    state.gap_since = None
+    return False
+
+
+def _note_gap(state: State, *, has_gap: bool) -> None:
+    if not has_gap:
+        state.gap_since = None
+    elif state.gap_since is None:
+        state.gap_since = asyncio.get_running_loop().time()
+
+
+def _fitting_ops(peer: Peer, state: State) -> int | None:
+    """How many ops the peer's limits allow for in a minute."""
+    limits = [peer.max_ops_per_minute] if peer.max_ops_per_minute else []
+    if peer.max_bytes_per_minute:
+        size = state.bytes_per_op
+        limits.append(int(peer.max_bytes_per_minute / size) if size else _FEW_OPS)
+    return max(min(limits), 1) if limits else None
 
 
 def _seconds_of_limits(peer: Peer, page: Page) -> float:

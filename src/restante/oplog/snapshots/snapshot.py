@@ -52,7 +52,7 @@ async def begin(
         table = await _visible(tx, peer, request.table)
         if table.state == "paused":
             raise TableBusy(f"Capture of {table.name} is paused here; try again later.")
-        row = await tx.fetchrow(queries.begin, peer.id)
+        row = await tx.fetchrow(queries.begin, peer.id, table.id)
         assert row is not None  # noqa: S101 - it always has one
         if row["has_old_prepared"]:
             raise TableBusy("A transaction that was prepared before the restart is still open.")

@@ -12,7 +12,11 @@ select set_config('search_path', $1, true), set_config('timezone', 'UTC', true),
 select op_current_era() as era, op_horizon() as xmin,
        exists (select from pg_prepared_xacts where prepared < pg_postmaster_start_time())
            as has_old_prepared,
-       (select cursor from op_peers where id = $1) as cursor_on_you;
+       -- Whoever waits for its first snapshot of the table has read nothing of it, whatever else it has read.
+       (select cursor from op_peers
+         where id = $1
+           and not exists (select from op_snapshots where peer_id = $1 and table_id = $2 and is_new)
+       ) as cursor_on_you;
 
 -- name: pin
 insert into op_pins (peer_id, table_id, position, expires_at) values ($1, $2, $3, $4)

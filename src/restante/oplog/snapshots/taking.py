@@ -4,11 +4,12 @@ Snapshots, taker's side: makes a table equal to a peer's, page by page.
 Each page is one transaction together with its progress, so it goes on after any crash of either
 side.  First come the keys that the server has deleted, then its records, then our own deletes that
 are older than the server's floor, and the records that only we have.  These are last, because
-another peer may bring back a key that we had deleted meanwhile.  When all tables are complete, the
-peer's log is read from the position at which the first of them began.
+another peer may bring back a key that we had deleted meanwhile.  When all tables are complete that
+do not fail, the peer's log is read from the position at which the first of them began.  One that
+fails goes on later, and then the log is read again from where that one began.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from graphlib import CycleError, TopologicalSorter
@@ -22,16 +23,17 @@ from restante.database import sql
 from restante.database.pool import Connection, Database, Row, Tx
 from restante.errors import (
     PeerUnreachable,
+    RestanteError,
     SnapshotGone,
     StatementTimedOut,
     TableBusy,
 )
-from restante.oplog import cursors, positions, rules, tables, ulids
+from restante.oplog import positions, rules, tables, ulids
 from restante.oplog.applying import boundary, records
 from restante.oplog.applying.parking import ParkedFull
 from restante.oplog.applying.records import KeysTaken
 from restante.oplog.peers import Peer, normalised_host
-from restante.oplog.remote import Remote
+from restante.oplog.remote import Remote, is_about_all
 from restante.oplog.snapshots import snapshot, taking_page
 from restante.oplog.snapshots.taking_entries import Phase, Snapshot, Taking
 from restante.oplog.snapshots.taking_page import RecordFault
@@ -61,11 +63,36 @@ async def want(  # noqa: PLR0913 - what is wanted, and why
     *,
     is_for_gap: bool,
     is_repair: bool = False,
+    is_new: bool = False,
     now: datetime,
 ) -> None:
-    """Take snapshots of these tables before anything else is read from the peer."""
+    """
+    Take snapshots of these tables before anything else is read from the peer.
+
+    They are new if nothing of them was read from it before.
+    """
     ids = [table.id for table in wanted]
-    await connection.execute(queries.want, peer.id, ids, is_for_gap, now, is_repair)
+    await connection.execute(queries.want, peer.id, ids, is_for_gap, now, is_repair, is_new)
+
+
+async def pending_tables(connection: Connection, peer: Peer) -> set[int]:
+    """The tables of which a snapshot is wanted from the peer, and not complete."""
+    return {row["table_id"] for row in await connection.fetch(queries.pending, peer.id)}
+
+
+class TableFailed(Exception):
+    """The snapshot of one table cannot go on; those of others may."""
+
+    def __init__(self, one: Snapshot, table: str, error: Exception) -> None:
+        super().__init__(str(error))
+        self.table_id = one.table_id
+        self.table = table
+        self.has_begun = one.phase != "new"
+        self.error = error
+
+    @property
+    def is_unexpected(self) -> bool:
+        return not isinstance(self.error, RestanteError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +110,37 @@ class Taker:
 
         Raises PeerUnreachable, and TableBusy: the same page is taken again later.
         """
+        try:
+            return await self.step(peer) is not None
+        except TableFailed as failed:
+            raise failed.error from failed.error.__cause__
+
+    async def step(self, peer: Peer, waiting: Collection[int] = ()) -> int | None:
+        """
+        The same without the tables that wait; returns the table, and None if nothing is to be done.
+
+        Raises TableFailed, and PeerUnreachable if any other table would fail as well.
+        """
         async with self.db.connection() as connection:
             pending = await _pending(connection, peer)
             known = {table.id: table for table in await tables.all_tables(connection)}
-        if not pending:
-            return False
         for one in pending:
-            if one.phase != "done":
-                await self._continue(peer, one, known.get(one.table_id))
-                return True
+            if one.phase != "done" and one.table_id not in waiting:
+                await self._tried(peer, one, known.get(one.table_id))
+                return one.table_id
+        done = [one.table_id for one in pending if one.phase == "done"]
+        if not done:
+            return None
         await self._settle(peer)
-        return True
+        return done[0]
+
+    async def _tried(self, peer: Peer, one: Snapshot, table: TrackedTable | None) -> None:
+        try:
+            await self._continue(peer, one, table)
+        except Exception as error:
+            if isinstance(error, PeerUnreachable) and is_about_all(error):
+                raise
+            raise TableFailed(one, table.name if table else "", error) from error
 
     async def _continue(self, peer: Peer, one: Snapshot, table: TrackedTable | None) -> None:
         if table is None or table.is_missing:
@@ -293,10 +340,9 @@ class Taker:
             raise _parked_full() from error
 
     async def _settle(self, peer: Peer) -> None:
-        """All tables are complete: read the log on from the first start."""
-        is_first = cursors.loaded(peer.cursor, now=self.clock()).position is None
+        """What is complete is settled: the log is read on from the first start."""
         async with self.db.connection() as connection:
-            cursor = await connection.fetchval(queries.settle, peer.id, is_first, self.clock())
+            cursor = await connection.fetchval(queries.settle, peer.id, self.clock())
         log.info("snapshots_complete", peer=peer.host, cursor=cursor)
 
     async def _forget(self, one: Snapshot) -> None:

@@ -3,11 +3,12 @@
 -- name: want
 -- One that is being taken goes on; but a repair begins it again, because it is about all records.
 insert into op_snapshots as taken (peer_id, table_id, phase, is_for_gap, started_at, progressed_at,
-                                   is_repair)
-select $1, id, 'new', $3, $4, $4, $5 from unnest($2::integer[]) as id
+                                   is_repair, is_new)
+select $1, id, 'new', $3, $4, $4, $5, $6 from unnest($2::integer[]) as id
     on conflict (peer_id, table_id) do update
    set is_for_gap = taken.is_for_gap or excluded.is_for_gap,
        is_repair = taken.is_repair or excluded.is_repair,
+       is_new = taken.is_new or excluded.is_new,
        phase = case when excluded.is_repair and not taken.is_repair then 'new' else taken.phase end,
        after = case when excluded.is_repair and not taken.is_repair then '' else taken.after end,
        start = case when excluded.is_repair and not taken.is_repair then '' else taken.start end;
@@ -65,20 +66,23 @@ update restante.op_tables
  where id = $1;
 
 -- name: settle
--- When every snapshot of the peer is complete: its log is read on from the first start.  A gap is
--- counted unless this was the first contact.
+-- When no snapshot of the peer can go on: its log is read from the first start of those that are
+-- complete, but nothing that was not read yet is left out.  At the first contact a gap is a reason to
+-- take all tables, so nothing else is below their start; it is not counted.  A ULID stays.
 with done as (
-    delete from op_snapshots where peer_id = $1
+    delete from op_snapshots where peer_id = $1 and phase = 'done'
     returning start, is_for_gap
 ), first as (
     select min(start) as start, bool_or(is_for_gap) as is_for_gap from done
 )
 update op_peers
-   set cursor = case when first.is_for_gap or $2 then first.start
-                     else least(cursor, first.start) end,
-       cursor_at = $3,
-       gaps = gaps + case when first.is_for_gap and not $2 and gap_at <> first.start then 1 else 0 end,
-       gap_at = case when first.is_for_gap and not $2 then first.start else gap_at end
+   set cursor = case when cursor like '%-%' then least(cursor, first.start)
+                     when cursor = '' and first.is_for_gap then first.start
+                     else cursor end,
+       cursor_at = $2,
+       gaps = gaps + case when first.is_for_gap and cursor <> '' and gap_at <> first.start
+                          then 1 else 0 end,
+       gap_at = case when first.is_for_gap and cursor <> '' then first.start else gap_at end
   from first
  where op_peers.id = $1 and first.start is not null
 returning cursor;

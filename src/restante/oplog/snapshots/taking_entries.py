@@ -68,12 +68,13 @@ class Taking:
     @property
     def sides(self) -> SnapshotSides:
         cursor, trimmed = self.progress.server_cursor, self.table.trimmed
+        unlogged = self.table.unlogged
         return SnapshotSides(
             server=self.progress.host,
             taker=self.own_host,
             server_floor=self.server_floor,
             own_floor=self.table.floor,
-            is_first=cursor is None,
+            is_first=cursor is None or (unlogged is not None and cursor < unlogged),
             has_read_us=cursor is not None and (trimmed is None or cursor >= trimmed),
             is_repair=self.progress.is_repair,
         )

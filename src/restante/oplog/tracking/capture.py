@@ -60,8 +60,8 @@ async def track(db: Database, wanted: Wanted, *, host: str | None, now: datetime
         host = await tables.identify(tx, host)
         table_id = await relations.add(tx, facts, wire_name, dict(wanted.key_map), now=now)
         await relations.install(tx, table_id, facts)
-        if await relations.is_populated(tx, facts):
-            await relations.mark_now(tx, table_id, host)
+        has_records = await relations.is_populated(tx, facts)
+        await relations.mark_now(tx, table_id, host, has_records=has_records)
         table = await tables.find(tx, wire_name)
         assert table is not None  # noqa: S101 - it was added above
         _check_key_map(table)
@@ -115,7 +115,8 @@ async def resume(db: Database, text: str, *, host: str | None, now: datetime) ->
         _check(facts, forced=True)
         await relations.install(tx, table.id, facts)
         await relations.empty_log(tx, table)
-        await relations.mark_now(tx, table.id, await tables.identify(tx, host))
+        host = await tables.identify(tx, host)
+        await relations.mark_now(tx, table.id, host, has_records=True)
         await relations.begin_again(tx, table, now=now)
         await relations.set_state(tx, table, "tracked", now=now)
     return table

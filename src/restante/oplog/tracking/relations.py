@@ -183,12 +183,19 @@ async def execute(tx: Tx, statements: Iterable[str]) -> None:
         await tx.execute(statement)
 
 
-async def mark_now(tx: Tx, table_id: int, host: str) -> None:
-    """Put floor and trimmed mark of a table above everything that happened to it so far."""
-    row = await tx.fetchrow(queries.mark_now, table_id, host)
-    assert row is not None  # noqa: S101 - the table is tracked, and locked
-    position = Position(row["era"], row["xid"], row["floor"], 0)
-    await tx.execute(queries.set_trimmed, table_id, str(position))
+async def mark_now(tx: Tx, table_id: int, host: str, *, has_records: bool) -> None:
+    """
+    Note that what happened to a table so far may have no op.
+
+    Floor and trimmed mark are put above it; one that is new and empty has its whole history in
+    the log, and needs none.
+    """
+    row = await tx.fetchrow(queries.now)
+    assert row is not None  # noqa: S101 - it always has one
+    position = str(Position(row["era"], row["xid"], row["ulid"], 0))
+    await tx.execute(queries.set_unlogged, table_id, position)
+    if has_records:
+        await tx.execute(queries.set_marks, table_id, row["ulid"], host, position)
 
 
 async def want_snapshots(tx: Tx, table: TrackedTable, *, now: datetime) -> None:

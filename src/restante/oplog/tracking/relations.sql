@@ -108,21 +108,19 @@ insert into op_tables (
 values ($1, $2, $3, $4, $5, $6, $7, 'tracked', $8)
 returning id;
 
--- name: mark_now
--- All that was logged is gone, or was never logged: the marks are above everything up to now.
-with mark as (
-    select op_ulid(op_tick(1), right(replace(gen_random_uuid()::text, '-', ''), 16)) as ulid,
-           op_current_era() as era, pg_current_xact_id()::text::bigint as xid
-    offset 0
-)
-update op_tables
-   set floor = greatest(op_tables.floor, mark.ulid), floor_origin = $2
-  from mark
- where id = $1
-returning op_tables.floor, mark.era, mark.xid;
+-- name: now
+-- Above everything that was logged up to now.
+select op_ulid(op_tick(1), right(replace(gen_random_uuid()::text, '-', ''), 16)) as ulid,
+       op_current_era() as era, pg_current_xact_id()::text::bigint as xid;
 
--- name: set_trimmed
-update op_tables set trimmed = greatest(trimmed, $2) where id = $1;
+-- name: set_unlogged
+update op_tables set unlogged = $2 where id = $1;
+
+-- name: set_marks
+-- All that was logged is gone, or was never logged.
+update op_tables
+   set floor = greatest(floor, $2), floor_origin = $3, trimmed = greatest(trimmed, $4)
+ where id = $1;
 
 -- name: set_state
 update op_tables set state = $2, changed_at = $3 where id = $1 and state <> $2 returning id;
@@ -172,8 +170,8 @@ delete from op_snapshots where table_id = $1;
 
 -- name: want_snapshots
 -- From the peers whose logs we have read already: their ops of this table were refused then.
-insert into op_snapshots (peer_id, table_id, phase, is_for_gap, started_at, progressed_at)
-select op_peers.id, $1, 'new', false, $3, $3
+insert into op_snapshots (peer_id, table_id, phase, is_for_gap, started_at, progressed_at, is_new)
+select op_peers.id, $1, 'new', false, $3, $3, true
   from op_peers
  where protocol = 'restante' and cursor <> '' and (tables is null or $2 = any(tables))
     on conflict do nothing;
