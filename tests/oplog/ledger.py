@@ -50,6 +50,13 @@ class Ledger:
         """Stands for a record that never was, where one must be logged as absent."""
         return self.note(key, OLDEST, is_delete=True)
 
+    def was_deleted(self, key: str) -> bool:
+        """Whether an application has ever deleted it."""
+        return any(
+            change.key == key and change.is_delete and change.version != OLDEST
+            for change in self.changes
+        )
+
     def report(self, number: int | None) -> None:
         """The loss of this change is in a conflict log, or was announced in another way."""
         if number is not None:

@@ -55,7 +55,13 @@ class World(Snapshots):
             self.take_page(node, server)
             return
         cursor = node.cursors.get(server.number)
-        if self._has_gap(server, cursor):
+        if server.number in node.new_from:
+            if server.is_tracked:
+                self.begin_snapshot(node, server)
+            else:
+                node.new_from.discard(server.number)
+            return
+        if node.is_tracked and self._has_gap(server, cursor):
             server.evicted.add(node.number)
             self.begin_snapshot(node, server)
             return

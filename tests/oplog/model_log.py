@@ -22,6 +22,7 @@ class Logs:
         self.nodes: list[Node] = []
         self.ledger = Ledger()
         self.counts = Counter[str]()
+        self.removals: list[str] = []  # sentences about records that only a snapshot has removed
         self.fails_share = 0.0  # of the ops that break a foreign key at first
         self.capped: frozenset[int] | None = None  # None: all
         self._retention = retention
@@ -44,7 +45,7 @@ class Logs:
         """A record is written or deleted; without commit the transaction stays open."""
         if node.is_locked(key):
             return
-        is_delete = key in node.rows and self.chance.random() < 0.4
+        is_delete = key in node.rows and self.chance.random() < 0.4 and node.is_tracked
         change = self.ledger.note(key, self.mint(node), is_delete=is_delete)
         entry = Entry(
             place=node.next_place(),
@@ -61,7 +62,7 @@ class Logs:
 
     def commit(self, node: Node, entry: Entry) -> None:
         node.open.remove(entry)
-        if node.is_paused:
+        if node.is_paused or not node.is_tracked:
             node.put(entry.key, entry.record)
             self._hold(node, entry.key, entry.change)
         else:
@@ -97,6 +98,8 @@ class Logs:
         server_cursor: int | None = None,
     ) -> bool:
         """Whether the cursor may move past the op."""
+        if not node.is_tracked:
+            return True
         if self._must_wait(node, entry):
             return False
         verdict = self.laws.judge(
@@ -213,6 +216,16 @@ class Logs:
     def _is_capped(self, node: Node) -> bool:
         return self._cap is not None and (self.capped is None or node.number in self.capped)
 
+    def track(self, node: Node) -> None:
+        """Of peers that were read before, ops of the table were refused."""
+        node.is_tracked = True
+        if node.rows:
+            self.resume(node)
+        else:
+            node.unlogged = node.next_place()
+        node.new_from = node.cursors.keys() & node.peers
+        self.counts["tracked"] += 1
+
     def pause(self, node: Node) -> None:
         """Capture stops."""
         node.is_paused = True
@@ -223,7 +236,7 @@ class Logs:
         node.floor = max(node.floor, self.mint(node).ulid)
         for entry in list(node.log):
             node.drop(entry)
-        node.trimmed = node.next_place()
+        node.trimmed = node.unlogged = node.next_place()
         for parked in [each for each in node.parked if each[1].ulid <= node.floor]:
             self.ledger.report(node.parked.pop(parked).change)
         node.pins = {}  # what is taken of it meanwhile begins again

@@ -35,6 +35,8 @@ class Laws:
     first_contact_is_snapshot: bool = True
     locks_keys: bool = True
     applies_while_paused: bool = False
+    first_is_per_table: bool = True  # not: whether the server has ever read anything from us
+    reads_new_tables_first: bool = True  # until then a server says that it has read nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Node:
     of_key: dict[str, list[Entry]] = field(default_factory=dict[str, list[Entry]])
     floor: UUID = ulids.LOWEST
     trimmed: int = 0
+    unlogged: int = 0
     era: int = 0
     counter: int = 0
     tick: int = 0
@@ -92,6 +95,8 @@ class Node:
     takings: dict[int, Taking] = field(default_factory=dict[int, Taking])
     has_taken: bool = False
     is_paused: bool = False
+    is_tracked: bool = True
+    new_from: set[int] = field(default_factory=set[int])  # whose first snapshot is not complete
     parked: dict[tuple[str, Version], Entry] = field(
         default_factory=dict[tuple[str, Version], Entry]
     )

@@ -28,8 +28,11 @@ class Snapshots(Logs):
         if server.is_paused:
             return
         start = min(server.horizon - 1, server.head)
+        is_unread = node.number in server.new_from and self.laws.reads_new_tables_first
         node.takings[server.number] = Taking(
-            start=start, server_cursor=server.cursors.get(node.number), floor=server.floor
+            start=start,
+            server_cursor=None if is_unread else server.cursors.get(node.number),
+            floor=server.floor,
         )
         server.pins[node.number] = start
         self.counts["snapshot"] += 1
@@ -67,6 +70,7 @@ class Snapshots(Logs):
 
     def _end_snapshot(self, node: Node, server: Node, taking: Taking) -> None:
         del node.takings[server.number]
+        node.new_from.discard(server.number)
         server.pins.pop(node.number, None)
         node.cursors[server.number] = taking.start
         node.has_taken = True
@@ -83,6 +87,8 @@ class Snapshots(Logs):
         if theirs.record is None and not self.laws.sends_deletes:
             theirs = _Theirs(None, None, theirs.change)
         pair = self._pair(node, taking, key, theirs)
+        read = taking.server_cursor if taking.server_cursor is not None else NOWHERE
+        is_unread = read < (node.unlogged if self.laws.first_is_per_table else 0)
         verdict = self.laws.judge_snapshot(
             pair,
             rules.SnapshotSides(
@@ -90,9 +96,8 @@ class Snapshots(Logs):
                 taker=node.host,
                 server_floor=server.floor,
                 own_floor=node.floor,
-                is_first=taking.server_cursor is None,
-                has_read_us=taking.server_cursor is not None
-                and taking.server_cursor >= node.trimmed,
+                is_first=is_unread,
+                has_read_us=taking.server_cursor is not None and read >= node.trimmed,
             ),
         )
         self.counts[f"snapshot {verdict.outcome}{' reported' * verdict.reports}"] += 1
@@ -126,6 +131,8 @@ class Snapshots(Logs):
         record, change = theirs.record, theirs.change
         if verdict.reports and held != change:
             self.ledger.report(held)
+        if have is not None and record is None and not self.ledger.was_deleted(key):
+            self.removals.append(f"{node.host} has removed {key!r}, which nobody has deleted")
         node.put(key, record)
         if verdict.version is None:
             self._hold(node, key, change)

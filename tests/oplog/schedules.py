@@ -33,11 +33,12 @@ class Scenario:
     removes: bool = False
     pauses: bool = False
     is_populated: bool = False
+    tracks_late: bool = False  # the nodes are peers already, and have rows
 
     @property
     def has_unlogged(self) -> bool:
         """Whether records may change without a version."""
-        return self.pauses or self.is_populated
+        return self.pauses or self.is_populated or self.tracks_late
 
 
 _CAP = 2600
@@ -70,6 +71,9 @@ SCENARIOS = {
     "pauses in a chain": Scenario(4, "chain", pauses=True),
     "tracked with rows": Scenario(is_populated=True),
     "tracked with rows in a chain": Scenario(4, "chain", is_populated=True),
+    "tracked late": Scenario(tracks_late=True),
+    "tracked late by two": Scenario(2, tracks_late=True),
+    "tracked late in a chain": Scenario(4, "chain", tracks_late=True),
     "everything in a mesh": Scenario(
         4, cap=_CAP, splits=True, joins=True, restores=True, open_share=0.3
     ),
@@ -126,6 +130,9 @@ class Schedule:
                     self.world.link(number, other)
         if self.scenario.is_populated:
             self._populate()
+        if self.scenario.tracks_late:
+            for node in self.world.nodes:
+                node.is_tracked = False
 
     def _populate(self) -> None:
         """Rows from before tracking, of which some nodes have the same and some others."""
@@ -155,7 +162,11 @@ class Schedule:
             self._step(self.chance.choice([node for node in self.world.nodes if node.peers]))
             self._change_topology(step / steps)
         self._heal()
-        return Found(self.world.losses(), self.world.differences() + self._drain())
+        others = self.world.differences() + self._drain()
+        if self.scenario.cap is None:
+            # Who is evicted may lose what nobody else has; that is reported.
+            others += self.world.removals
+        return Found(self.world.losses(), others)
 
     def _step(self, node: Node) -> None:
         steps = {
@@ -234,7 +245,17 @@ class Schedule:
             elif not node.open:
                 self.world.pause(node)
 
+    def _track_one(self) -> None:
+        """Late: the peers have read what else is logged."""
+        node = self.chance.choice(self.world.nodes)
+        if not node.is_tracked:
+            self._commit_all(node)
+            self.world.track(node)
+        node.next_place()
+
     def _change_topology(self, progress: float) -> None:
+        if self.scenario.tracks_late and self.chance.random() < 0.1:
+            self._track_one()
         if self._may_join and progress > 0.4 and self.chance.random() < 0.1:
             self._may_join = False
             others = range(len(self.world.nodes))
@@ -254,6 +275,8 @@ class Schedule:
             self._commit_all(node)
             if node.is_paused:
                 world.resume(node)
+            if not node.is_tracked:
+                world.track(node)
         while self._pushes:
             self._deliver()
         for page in world.late_pages:
