@@ -23,6 +23,7 @@ from aiohttp import (
     ClientResponse,
     ClientSession,
     ClientTimeout,
+    ConnectionTimeoutError,
     DummyCookieJar,
     InvalidURL,
     ServerDisconnectedError,
@@ -38,6 +39,10 @@ T = TypeVar("T")
 
 # A page has 64 MiB at most, and a single record may exceed that a little.
 MAX_BODY_BYTES = 80 * 1024 * 1024
+# What a page may hold; ours and those of the existing program have less.
+_MAX_OPS = 20_000
+_MAX_RECORDS = 1_000_000
+_MAX_VALUES = 10_000_000
 _MAX_PROBLEM_BYTES = 16 * 1024
 _MAX_SENTENCE = 200
 
@@ -45,6 +50,9 @@ _CONNECT_SECONDS = 10
 # Without a single byte; a long poll may take as much longer as it was asked to wait.
 _IDLE_SECONDS = 30
 _TOTAL_SECONDS = 300
+# A peer that has no time for us may say for how long, up to this.
+_MAX_RETRY_AFTER_SECONDS = 300
+_TOO_MANY = 429
 
 _SWEEP = "/internal/crud/sweep"
 _PUSH = "/internal/crud/push"
@@ -100,6 +108,7 @@ class Page:
     unreadable: int = 0  # ops that have another shape
     size: int = 0  # in bytes
     is_ours: bool = False  # the peer is one of our nodes
+    host: str = ""  # under which name it makes changes, if it is one of our nodes
     next_position: str = ""
     cursor_on_you: str | None = None
     gap_tables: list[str] = field(default_factory=list[str])
@@ -160,6 +169,7 @@ class Remote:
             unreadable=unreadable,
             size=len(body),
             is_ours=said.get(wire.OPLOG_VERSION) == "1",
+            host=said.get(wire.NODE_HOST, ""),
             next_position=said.get(wire.NEXT_POSITION, ""),
             cursor_on_you=said.get(wire.CURSOR_ON_YOU),
             gap_tables=_gap_tables(said),
@@ -268,11 +278,52 @@ async def _refusal(answer: ClientResponse) -> PeerUnreachable | SnapshotGone:
         f"It answered with status {answer.status}{': ' if sentence else '.'}{sentence}",
         status=answer.status,
         peer_code=problem.code or None,
+        retry_after_seconds=_retry_after_seconds(answer),
     )
 
 
+def _retry_after_seconds(answer: ClientResponse) -> float | None:
+    """When to ask again, if the peer has refused only because it is asked too often."""
+    if answer.status != _TOO_MANY:
+        return None
+    said = answer.headers.get("Retry-After", "")
+    seconds = int(said) if said.isdecimal() and said.isascii() and len(said) < 10 else 1
+    return float(min(max(seconds, 1), _MAX_RETRY_AFTER_SECONDS))
+
+
+def is_about_all(error: PeerUnreachable) -> bool:
+    """Whether any other request would fail as well: it is away, or does not let us in."""
+    if isinstance(error.__cause__, ClientConnectorError | ConnectionTimeoutError):
+        return True
+    return error.facts.get("status") in (401, 403, _TOO_MANY)
+
+
 def _ops(body: bytes) -> tuple[list[wire.Op], int]:
-    """The ops, and how many have another shape; raises PeerUnreachable if it is no array."""
+    """
+    The ops, and how many have another shape; raises PeerUnreachable if it is no array.
+
+    Values are counted before they are decoded: a page of commas would take gigabytes.
+    """
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > _MAX_VALUES:
+        raise PeerUnreachable(f"Its answer has more than {_MAX_VALUES} values.")
+    ops, unreadable = _readable(body)
+    if len(ops) + unreadable > _MAX_OPS or sum(len(op.data) for op in ops) > _MAX_RECORDS:
+        raise PeerUnreachable(
+            f"Its answer has more than {_MAX_OPS} ops, or more than {_MAX_RECORDS} records."
+        )
+    for op in ops:
+        op.data = [_unquoted(record) for record in op.data]
+    return ops, unreadable
+
+
+def _unquoted(record: Raw) -> Raw:
+    """A record that is JSON to Postgres only travels as a string."""
+    if not bytes(record).startswith(b'"'):
+        return record
+    return Raw(msgspec.json.decode(record, type=str).encode())
+
+
+def _readable(body: bytes) -> tuple[list[wire.Op], int]:
     try:
         return _OPS.decode(body), 0
     except (msgspec.ValidationError, UnicodeDecodeError, RecursionError):

@@ -4,11 +4,12 @@ What is refused of an incoming op before anything is looked up: pure checks, pul
 A refused op is counted with its reason, and the rest of its page goes on.
 """
 
+import json
 from collections.abc import Container
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, cast
 from uuid import UUID
 
 import msgspec
@@ -88,7 +89,20 @@ def decoded(record: Raw) -> tuple[str, Fields] | Refusal:
     try:
         return sent.decode(), _FIELDS.decode(sent)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _decoded_loosely(sent)
+
+
+def _decoded_loosely(sent: bytes) -> tuple[str, Fields] | Refusal:
+    """A record with halves of surrogate pairs, which Postgres takes in columns of type json."""
+    try:
+        text = sent.decode()
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
         return Refusal.DATA
+    if not isinstance(fields, dict):
+        return Refusal.DATA
+    named = cast("dict[str, object]", fields)
+    return text, {name: Raw(json.dumps(value).encode()) for name, value in named.items()}
 
 
 def ulid_of(op: Op) -> UUID:

@@ -18,6 +18,7 @@ from restante.oplog.serving.log import LoggedTable, Record
 
 _ACTIONS = {"c": "create", "u": "update", "d": "delete"}
 _RANDOM_BITS = 80
+_MAX_NESTED = 400
 
 
 def wire_ulid(position: Position, *, is_approximate: bool) -> UUID:
@@ -31,6 +32,17 @@ def wire_ulid(position: Position, *, is_approximate: bool) -> UUID:
     moment = position.ulid.int >> _RANDOM_BITS
     digest = hashlib.sha256(str(position).encode()).digest()
     return UUID(int=moment << _RANDOM_BITS | int.from_bytes(digest[:10], "big"))
+
+
+def _is_for_postgres_only(record: str) -> bool:
+    """
+    Whether other parsers may refuse the record, and with it the page.
+
+    The type json takes halves of a surrogate pair, and any depth.  They are sent as strings.
+    """
+    return (
+        "\\ud" in record or "\\uD" in record or record.count("[") + record.count("{") > _MAX_NESTED
+    )
 
 
 class PageEncoder:
@@ -93,8 +105,11 @@ class PageEncoder:
         return b"]," + msgspec.json.encode(tail)[1:]
 
     def _data(self, record: Record) -> bytes:
-        data = (record.data or "null").encode()
+        text = record.data or "null"
+        if self._is_ours:
+            return msgspec.json.encode(text) if _is_for_postgres_only(text) else text.encode()
+        data = text.encode()
         key_map = self._tables[record.table_id].key_map
-        if self._is_ours or not key_map:
+        if not key_map:
             return data
         return bytes(translate.record_to_peer(Raw(data), key_map))
