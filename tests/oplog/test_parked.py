@@ -4,10 +4,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from oplog.nodes import NOW, make_peer, op, pull_from, rows, tracked, ulid_at, write_locally
+from oplog.nodes import NOW, PEER, make_peer, op, pull_from, rows, tracked, ulid_at, write_locally
 
 from restante.database.pool import Database
-from restante.oplog import tables
+from restante.oplog import peers, tables
 from restante.oplog.applying import parked
 from restante.oplog.applying.apply import PageResult, Source, apply_page
 from restante.oplog.applying.parked import Retried
@@ -70,6 +70,21 @@ async def test_a_foreign_key_heals_as_soon_as_its_table_changes(
     assert await found(db) == ([(1, 7, "")], ["[2]"])
     async with db.connection() as connection:
         assert await connection.fetchval("select applied from op_peers") == 2
+
+
+async def test_what_a_removed_peer_has_sent_waits_for_the_operator(
+    db: Database, children: tables.TrackedTable
+):
+    await applied(db, child(1, 1, parent=7))
+    async with db.connection() as connection:
+        await peers.remove(connection, PEER)
+        await connection.execute("insert into public.parents values (7)")
+
+    by_itself = await parked.retry_due(db, now=LATER)
+    asked = await parked.retry(db, None, now=LATER)
+
+    assert by_itself == Retried()
+    assert asked.applied == 1
 
 
 async def test_a_retry_does_not_revert_what_is_newer(db: Database, children: tables.TrackedTable):

@@ -24,7 +24,8 @@ select * from op_parked
  limit $3;
 
 -- name: due
--- Oldest changes first: what others refer to was often made before them.
+-- Oldest changes first: what others refer to was often made before them.  Those of a peer that was removed,
+-- or may no longer send the table, wait for the operator.
 with referred as materialized (
     select referring.name, max(arrival.at) as changed_at
       from op_tables as referring
@@ -52,6 +53,11 @@ select op_parked.*
   from op_parked
   left join referred on referred.name = op_parked.table_name
  where op_parked.reason <> 'below_floor'
+   and exists (
+    select from op_peers
+     where op_peers.id = op_parked.peer_id
+       and (op_peers.tables is null or op_parked.table_name = any(op_peers.tables))
+   )
    and case
         when op_parked.reason = 'future' then op_parked.ulid < $2
         else op_parked.tried_at

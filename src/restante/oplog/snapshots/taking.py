@@ -38,6 +38,7 @@ from restante.oplog.snapshots import snapshot, taking_page
 from restante.oplog.snapshots.taking_entries import Phase, Snapshot, Taking
 from restante.oplog.snapshots.taking_page import RecordFault
 from restante.oplog.tables import TrackedTable
+from restante.text import printable
 from restante.wire import oplog as wire
 
 log = structlog.get_logger()
@@ -180,6 +181,10 @@ class Taker:
         host = normalised_host(started.host)
         if positions.parsed(started.start) is None or not boundary.is_host(host):
             raise PeerUnreachable("The start of its snapshot is unreadable.")
+        if not peer.may_relay(host):
+            raise PeerUnreachable(
+                f"Its snapshot is in the name of {printable(host)}, for which it may not speak."
+            )
         cursor = positions.parsed(started.cursor_on_you or "")
         async with self.db.connection() as connection:
             await connection.execute(
