@@ -283,6 +283,24 @@ async def test_a_role_without_rights_on_our_schema_can_write(writer: Any):
     assert [action for action, _ in await changes_of(writer)] == ["c", "u", "d"]
 
 
+async def test_a_role_that_only_connects_cannot_stop_writers(writer: Any, connections: Any):
+    """Advisory locks are everybody's: those that this role takes must be none of ours."""
+    visitor = await connections()
+    await visitor.execute("create role visitor; set session authorization visitor")
+    try:
+        await visitor.execute("select pg_advisory_lock(730117, n) from generate_series(1, 2) as n")
+        await writer.execute("set lock_timeout = 500")
+        await writer.execute("insert into pages values ('a', 1)")
+        for lock in ("op_clock_lock", "op_era_lock"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await visitor.execute(f"begin; lock table restante.{lock} in access share mode")
+            await visitor.execute("rollback")
+    finally:
+        await visitor.execute("reset session authorization; drop role visitor")
+
+    assert len(await log_of(writer)) == 1
+
+
 async def test_a_session_that_is_a_replica_is_captured(writer: Any):
     await writer.execute("set session_replication_role = replica")
 

@@ -198,6 +198,9 @@ create sequence op_clock as bigint minvalue 0 start 0;
 -- Transaction ids start over after a restore or a promotion: then a new era begins, in microseconds.
 create sequence op_era as bigint minvalue 0 start 0;
 create sequence op_era_key as bigint minvalue 0 start 0;
+-- Who sets the clock or the era holds one of these: a lock that needs rights, unlike an advisory one.
+create table op_clock_lock ();
+create table op_era_lock ();
 
 -- The nodes that made changes, and this one.
 create table op_hosts (
@@ -384,10 +387,9 @@ declare
     last bigint;
 begin
     begin
-        if pg_advisory_xact_lock(730117, 1) is not null then
-            last := coalesce(pg_sequence_last_value('restante.op_clock'::regclass), 0);
-            last := setval('restante.op_clock'::regclass, greatest(last + 1, now_ticks) + ticks - 1);
-        end if;
+        lock table restante.op_clock_lock in exclusive mode;
+        last := coalesce(pg_sequence_last_value('restante.op_clock'::regclass), 0);
+        last := setval('restante.op_clock'::regclass, greatest(last + 1, now_ticks) + ticks - 1);
         raise exception using errcode = 'RS001';
     exception when sqlstate 'RS001' then
         null;
@@ -408,7 +410,7 @@ declare
 begin
     if pg_sequence_last_value('restante.op_era_key'::regclass) is distinct from key then
         begin
-            perform pg_advisory_xact_lock(730117, 2);
+            lock table restante.op_era_lock in exclusive mode;
             if pg_sequence_last_value('restante.op_era_key'::regclass) is distinct from key then
                 perform setval('restante.op_era', greatest(
                     (select last_value from restante.op_era) + 1,

@@ -103,7 +103,7 @@ class OpLog(PartitionSubject[str]):
     """The ops of all tracked tables."""
 
     name = "ops"
-    tables = ("ops",)
+    tables = ("ops", "op_clock_lock", "op_era_lock")  # the locks are always empty
     table = OPS
     width = LOG_WIDTH
 
