@@ -262,7 +262,8 @@ async def test_an_unknown_ulid_goes_back_a_day(log: Log):
     page = await old.read(after=ulid_at(now()))
     none = await old.read(after=ulid_at(now() + timedelta(hours=23)))
 
-    assert page.ulids == none.ulids == log.sent[2:]
+    # From the last transaction before, because some of it may have arrived later.
+    assert page.ulids == none.ulids == log.sent[1:]
     assert not page.has_gap
 
 

@@ -4,6 +4,7 @@ The statements that read the log visit a few pages of each partition, whatever t
 They are planned once, for all positions: so a plan that scans or sorts would do so for every page.
 """
 
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +25,7 @@ OPS_PER_PARTITION = 1000
 # The way down three indexes, and a few rows; a scan of a single partition visits 50.
 PAGES_PER_PARTITION = 12
 ROWS_READ = 20
+MOMENTS = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 4)]
 
 
 async def no_statistics(_connection: Any) -> None:
@@ -101,8 +103,24 @@ async def statements(connection: Any, visible: int) -> list[tuple[str, tuple[obj
     await read.op_start(middle, after)
     await read.previous(middle)
     await read.lowest_ulid()
+    for moment in (*MOMENTS, datetime.now(UTC)):
+        await read.first_arrival(moment)
     await log.head(recorder, below)
     return recorder.calls
+
+
+async def test_who_lacks_what_arrived_since_a_moment_begins_right_there(connection: Any):
+    """With few statements, however long the log is."""
+    recorder: Any = Recorder(connection)
+    read = Log(recorder, await log.logged_tables(connection), Horizon(2, 0))
+    per_day = TABLES * OPS_PER_PARTITION
+
+    found = [await read.first_arrival(moment) for moment in MOMENTS]
+
+    # The last one before midnight, because a transaction may take some time.
+    assert [one.xid for one in found if one] == [0, per_day - 1, 3 * per_day - 1]
+    assert await read.first_arrival(datetime.now(UTC)) is None
+    assert len(recorder.calls) <= 4 * (3 + (PARTITIONS * per_day).bit_length())
 
 
 @pytest.mark.parametrize("visible", [TABLES, 1])

@@ -245,12 +245,39 @@ class Log:
         return (last.n, False) if row is None else (row["n"], row["approximate"])
 
     async def first_arrival(self, moment: datetime) -> Position | None:
-        """The first record that arrived then or later."""
-        return _found(
-            await self.connection.fetchrow(
-                queries.first_arrival, moment, self.below.era, self.below.xid
-            )
-        )
+        """
+        From where on records arrived then or later; None if the last one arrived before.
+
+        Transactions are in the order in which they began to write, and so the place is found by
+        halving: it is the last transaction that began before, or the first one of all.
+        """
+        head = await self._last_before(self.below.era, self.below.xid)
+        if head is None or head["arrived_at"] < moment:
+            return None
+        # An era is named after the time at which it began.
+        before = await self._last_before(round(moment.timestamp() * 1_000_000), 0)
+        first = await self._first_from(0 if before is None else before["era"], 0)
+        if first is None or first["arrived_at"] >= moment:
+            return _found(first)
+        era = first["era"]
+        last = await self._last_before(era + 1, 0)
+        end = self.below.xid if last is None else last["xid"] + 1
+        while end - first["xid"] > 1:
+            middle = (first["xid"] + end) // 2
+            found = await self._first_from(era, middle)
+            if found is None or found["era"] > era or found["arrived_at"] >= moment:
+                end = middle
+            else:
+                first = found
+        return _position(first)
+
+    async def _first_from(self, era: int, xid: int) -> Row | None:
+        below = self.below
+        return await self.connection.fetchrow(queries.first_from, era, xid, below.era, below.xid)
+
+    async def _last_before(self, era: int, xid: int) -> Row | None:
+        at = min((era, xid), (self.below.era, self.below.xid))
+        return await self.connection.fetchrow(queries.last_before, *at)
 
     async def previous(self, position: Position) -> Position:
         """The record before a position; the start if there is none."""

@@ -112,11 +112,11 @@ select ends.looked_at, ends.fitting, ends.whole, one.number, one.era, one.xid, o
   from ends join summed as one on one.number in (1, ends.fitting, ends.whole);
 
 -- name: last_before
-select era, xid, ulid, n, approximate,
+select era, xid, ulid, n, approximate, arrived_at,
        exists (select from ops
                 where (era, xid, ulid, n) = (last.era, last.xid, last.ulid, 0)) as has_first
   from (
-    select era, xid, ulid, n, approximate
+    select era, xid, ulid, n, approximate, arrived_at
       from ops
      where (era, xid) < ($1, $2)
      order by era desc, xid desc, ulid desc, n desc
@@ -166,11 +166,11 @@ select n
  order by n desc
  limit 1;
 
--- name: first_arrival
-select era, xid, ulid, n
+-- name: first_from
+select era, xid, ulid, n, arrived_at
   from ops
- where arrived_at >= $1
-   and (era, xid) < ($2, $3)
+ where (era, xid) >= ($1, $2)
+   and (era, xid) < ($3, $4)
  order by era, xid, ulid, n
  limit 1;
 

@@ -34,7 +34,8 @@ class OpenEnds:
 
     def find(self, reader: Reader, limits: Limits, ulid: UUID) -> Position | None:
         """Where the page ended after which the reader knows this ULID as the last one."""
-        return self._by_network.get(reader.network, {}).get(_reading(reader, limits, ulid))
+        ends = self._by_network.get(reader.network)
+        return ends.get(_reading(reader, limits, ulid)) if ends else None
 
     def note(self, reader: Reader, limits: Limits, ulid: UUID, position: Position) -> None:
         """Where a page ends; how much of an op it has depends on its limits and tables."""
