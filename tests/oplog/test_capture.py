@@ -320,6 +320,47 @@ async def test_what_is_applied_from_peers_is_not_captured(writer: Any):
     assert [data["id"] for _, data in await changes_of(writer)] == ["b"]
 
 
+async def test_only_our_own_role_applies_without_being_captured(writer: Any, connections: Any):
+    guest = await connections()
+    await guest.execute("create role guest; grant insert on public.pages to guest")
+    table_id = await writer.fetchval("select id from restante.op_tables")
+    try:
+        await guest.execute("set session authorization guest")
+        await guest.execute(f"set restante.applying = '{table_id}'")
+        await guest.execute("insert into public.pages values ('a', 1)")
+    finally:
+        await guest.execute("reset session authorization; drop owned by guest; drop role guest")
+
+    assert len(await log_of(writer)) == 1
+
+
+async def test_serializable_writers_of_different_records_do_not_fail(writer: Any, connections: Any):
+    """Capture reads nothing that another writer writes."""
+    other = await connections()
+    await writer.execute("insert into pages select n from generate_series(1, 4) as n")
+    for connection in (writer, other):
+        await connection.execute("set enable_seqscan = off; begin isolation level serializable")
+
+    for connection, record in ((writer, 1), (other, 2), (writer, 3), (other, 4)):
+        await connection.execute(f"delete from public.pages where id = '{record}'")
+    await writer.execute("commit")
+    await other.execute("commit")
+
+    assert [action for action, _ in await changes_of(writer)] == [*"ccccdddd"]
+
+
+async def test_settings_of_a_session_do_not_fail_its_writes(writer: Any, db: Database):
+    table_id = await writer.fetchval("select id from restante.op_tables")
+    for name in ("nested", "created", "applying"):
+        await writer.execute(f"set restante.{name}_{table_id} = 'not a number'")
+        await writer.execute(f"set restante.{name} = 'not a number'")
+
+    await writer.execute("insert into pages values ('a', 1)")
+    await writer.execute("update pages set n = 2; delete from pages")
+
+    assert [action for action, _ in await changes_of(writer)] == ["c", "u", "d"]
+
+
 async def test_texts_do_not_depend_on_the_settings_of_the_writer(db: Database, writer: Any):
     await writer.execute(
         "create table odd (id timestamptz primary key, f float8, i interval, b bytea, d date)"

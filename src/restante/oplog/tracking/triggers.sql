@@ -1,7 +1,6 @@
 -- name: capture
 -- The body of the function of one table, with placeholders.  Its variables do not clash with columns of
 -- the table: those are always qualified, or one level deeper.
-<<capture>>
 declare
     arrived constant timestamptz := clock_timestamp();
     era bigint;
@@ -15,10 +14,13 @@ declare
     ulids uuid[];
     old_hashes bigint[];
     is_plain boolean;
+    depth integer;
     statement text;
 begin
-    -- A change of a peer, which is logged as such.  What it causes in other tables is ours.
-    if current_setting('restante.applying', true) = '${id}' then
+    -- A change of a peer, which is logged as such.  What it causes in other tables is ours.  Anybody can
+    -- set this, so it counts only for those who may act as our role, which this function runs as.
+    if current_setting('restante.applying', true) = '${id}'
+            and pg_has_role(session_user, current_user, 'member') then
         return null;
     end if;
     if tg_op = 'DELETE' then
@@ -42,12 +44,11 @@ begin
     ops := (total + ${batch_less_1}) / ${batch};
     tail := right(replace(gen_random_uuid()::text, '-', ''), 16);
     -- A trigger that fired before this one may have changed the same rows again.
-    is_plain := shape = ${shape} and total <= ${max_fast} and
-        coalesce(nullif(current_setting('restante.nested_${id}', true), ''), '0')::integer
-            <= pg_trigger_depth();
-    if pg_trigger_depth() > 1 then
-        perform set_config('restante.nested_${id}', greatest(pg_trigger_depth(),
-            nullif(current_setting('restante.nested_${id}', true), '')::integer)::text, true);
+    -- The depth is the length of a setting, so that no value that a session gives it is an error.
+    depth := coalesce(length(current_setting('restante.nested_${id}', true)), 0);
+    is_plain := shape = ${shape} and total <= ${max_fast} and depth <= pg_trigger_depth();
+    if pg_trigger_depth() > 1 and depth < pg_trigger_depth() then
+        perform set_config('restante.nested_${id}', repeat('.', pg_trigger_depth()), true);
     end if;
     if is_plain and tg_op = 'UPDATE' and total > 1 then
         -- Both tables list the rows in the same order; if that ever changes, or if a key was changed, the
@@ -57,12 +58,12 @@ begin
           from (select row(${old_key_lists}) as keys, array_agg(${old_hash}) as hashes
                   from old_rows as o) as old_lists;
     elsif is_plain and tg_op = 'DELETE' then
-        -- A MERGE, or a WITH, may have inserted the same key after it was deleted.
-        is_plain := not exists (
-            select from restante.ops_${id} as logged
-             where (logged.era, logged.xid) = (capture.era, capture.xid)
-               and logged.action = 'c'
-        );
+        -- A MERGE, or a WITH, may have inserted the same key after it was deleted.  The log would tell, but
+        -- two serializable transactions that read and write it fail.
+        is_plain := current_setting('restante.created_${id}', true) is distinct from xid::text;
+    end if;
+    if tg_op = 'INSERT' or (tg_op = 'UPDATE' and not is_plain) then
+        perform set_config('restante.created_${id}', xid::text, true);
     end if;
     if is_plain and tg_op = 'UPDATE' and total = 1 then
         first_tick := restante.op_tick(1);
@@ -79,6 +80,7 @@ begin
             return null;
         end if;
         is_plain := false;
+        perform set_config('restante.created_${id}', xid::text, true);
     end if;
     if not is_plain then
         first_tick := restante.op_tick(3 * ops);
