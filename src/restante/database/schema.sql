@@ -204,8 +204,9 @@ create table op_era_lock ();
 
 -- The nodes that made changes, and this one.
 create table op_hosts (
-    id   integer generated always as identity primary key,
-    host text    not null unique check (length(host) between 1 and 255)
+    id       integer generated always as identity primary key,
+    host     text    not null unique check (length(host) between 1 and 255),
+    added_by integer
 );
 
 create table op_node (
@@ -270,6 +271,7 @@ create table op_peers (
     cursor_at           timestamptz,
     cursor_problem      text,
     joined_tables       integer[],
+    joined_relays       text[],
     pulled_at           timestamptz,
     failing_since       timestamptz,
     failure             text,
@@ -342,6 +344,7 @@ create table op_snapshots (
     is_for_gap     boolean     not null,
     is_repair      boolean     not null default false,
     is_new         boolean     not null default false,  -- nothing of the table was read from the peer before
+    read_to        text        collate "C",  -- from there on the log was read without the table
     after          text        not null default '',
     start          text        not null default '' collate "C",
     host           text        not null default '',

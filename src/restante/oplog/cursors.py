@@ -5,7 +5,7 @@ Our own nodes are read by position.  Peers of the older protocol are read by ULI
 say about gaps is believed only within bounds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -76,6 +76,15 @@ def honoured_gap(available_min: str, cursor: UUID | None, *, now: datetime) -> U
     if cursor is None or lowest is None or not ulids.is_plausible(lowest, now=now):
         return None
     return lowest if lowest > cursor else None
+
+
+def end_of_page(seen: Sequence[str], scanned: str, *, now: datetime) -> UUID | None:
+    """Where a page that is not the last one ends; an empty one says only what was scanned."""
+    for text in (scanned, *seen[-1:]):
+        ulid = ulids.parsed(text)
+        if ulid is not None and ulids.is_plausible(ulid, now=now):
+            return ulid
+    return None
 
 
 def following(

@@ -187,6 +187,11 @@ async def find(connection: Connection, url: str) -> Peer | None:
     return _peer(row) if row else None
 
 
+async def read_from(connection: Connection, peer_id: int) -> str:
+    """How far the log of a peer was read, of all tables; empty if nothing was."""
+    return await connection.fetchval(queries.read_from, peer_id) or ""
+
+
 async def find_by_token(connection: Connection, token: str) -> Peer | None:
     """The peer that shows this token."""
     row = await connection.fetchrow(queries.peer_by_token, token_hash(token))

@@ -44,6 +44,12 @@ with removed as (
 )
 select count(*) from removed;
 
+-- name: read_from
+-- Of a table that waits for its snapshot nothing was read since then.
+select least(cursor, (select min(read_to) from op_snapshots where peer_id = $1))
+  from op_peers
+ where id = $1;
+
 -- name: own_host
 select h.host from op_node o join op_hosts h on h.id = o.host_id;
 

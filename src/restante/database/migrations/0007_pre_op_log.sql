@@ -8,8 +8,9 @@ create table op_clock_lock ();
 create table op_era_lock ();
 
 create table op_hosts (
-    id   integer generated always as identity primary key,
-    host text    not null unique check (length(host) between 1 and 255)
+    id       integer generated always as identity primary key,
+    host     text    not null unique check (length(host) between 1 and 255),
+    added_by integer
 );
 
 create table op_node (
@@ -70,6 +71,7 @@ create table op_peers (
     cursor_at           timestamptz,
     cursor_problem      text,
     joined_tables       integer[],
+    joined_relays       text[],
     pulled_at           timestamptz,
     failing_since       timestamptz,
     failure             text,
@@ -139,6 +141,7 @@ create table op_snapshots (
     is_for_gap     boolean     not null,
     is_repair      boolean     not null default false,
     is_new         boolean     not null default false,
+    read_to        text        collate "C",
     after          text        not null default '',
     start          text        not null default '' collate "C",
     host           text        not null default '',

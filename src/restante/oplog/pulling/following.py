@@ -8,7 +8,8 @@ Snapshots come before the log.  A table whose snapshot fails again and again doe
 others: the log is read on for them, and ops of that table are left out.  Nothing is missed by that.
 A snapshot that begins later has them; one that has begun puts the cursor back to its start when it
 is complete.  In the same way the other tables are read on when one has a gap: its snapshot begins
-after that, so the cursor need not jump over what they lack.
+after that, so the cursor need not jump over what they lack.  Meanwhile the peer is told the cursor
+from before: it judges our older ops by whether we have read all that it has dropped.
 """
 
 import asyncio
@@ -271,13 +272,22 @@ class Follower:
         Bring in tables that were not tracked here, or not allowed, when the peer was first read.
 
         Their earlier ops were refused.  One of our nodes gives a snapshot; any other is read again.
+        So were ops of hosts that it might not speak for, and those may be of any table.
         """
-        joined: list[int] | None = await connection.fetchval(queries.joined_tables, peer.id)
-        ids = sorted(table.id for table in here)
-        if joined == ids:
+        row = await connection.fetchrow(queries.joined_tables, peer.id)
+        if row is None:
             return False
+        joined: list[int] | None = row["joined_tables"]
+        ids = sorted(table.id for table in here)
+        relays = None if peer.relays is None else sorted(peer.relays)
+        if joined == ids and row["joined_relays"] == relays:
+            return False
+        if joined is not None and _is_widened(row["joined_relays"], peer.relays):
+            await self._read_again(connection, peer, cursor, here)
+            await connection.execute(queries.join_tables, peer.id, ids, relays)
+            return True
         new = [table for table in here if table.id not in (joined or [])]
-        await connection.execute(queries.join_tables, peer.id, ids)
+        await connection.execute(queries.join_tables, peer.id, ids, relays)
         if joined is None or not new:
             return False
         if cursor.position:
@@ -288,6 +298,18 @@ class Follower:
             names = ", ".join(table.name for table in new)
             await self._drop_cursor(peer, f"Its log is read again because of new tables: {names}.")
         return True
+
+    async def _read_again(
+        self, connection: Connection, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable]
+    ) -> None:
+        """Read all of a peer again, because it may now pass on what was refused."""
+        if cursor.position:
+            await connection.execute(queries.restart_snapshots, peer.id)
+            await taking.want(connection, peer, here, is_for_gap=False, now=self.clock())
+        elif cursor.ulid:
+            await self._drop_cursor(
+                peer, "Its log is read again because it may pass on ops of more hosts."
+            )
 
     async def _take(
         self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page, state: State
@@ -343,7 +365,8 @@ class Follower:
                 await taking.want(connection, peer, wanted, is_for_gap=True, now=self.clock())
             if gone and is_first:
                 return 0.0
-            pending = await taking.pending_tables(connection, peer)
+            rows = await connection.fetch(queries.read_without, peer.id, peer.cursor)
+            pending = {row["table_id"] for row in rows}
         _note_gap(state, has_gap=bool(gone))
         left_out = {table.name for table in here if table.id in pending}
         ops = [op for op in page.ops if op.table not in left_out]
@@ -450,6 +473,11 @@ def _translated(op: Op, table: TrackedTable | None) -> Op:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return msgspec.structs.replace(op, data=data)
+
+
+def _is_widened(before: Sequence[str] | None, now: frozenset[str] | None) -> bool:
+    """Whether a peer may speak for more hosts than before; None: for all."""
+    return before is not None and (now is None or not now.issubset(before))
 
 
 def _is_in_gap(state: State) -> bool:

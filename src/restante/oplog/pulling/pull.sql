@@ -1,7 +1,9 @@
 -- name: pulled
 update op_peers
    set pulled_at = $2, protocol = $3, skew_seconds = coalesce($4, skew_seconds),
-       refused = refused + $5, failing_since = null, failure = null
+       refused = refused + $5,
+       failing_since = case when $6::text is null then null else coalesce(failing_since, $2) end,
+       failure = $6
  where id = $1;
 
 -- name: failed
@@ -19,14 +21,29 @@ returning before.failure is distinct from $3 as is_new;
 -- Only the one that was found wrong.
 update op_peers set cursor = '', cursor_at = $3 where id = $1 and cursor = $2;
 
+-- name: forget_gaps
+-- Without a cursor the log is read from its beginning, and not from the start of these snapshots.
+update op_snapshots set is_for_gap = false where peer_id = $1;
+
+-- name: read_without
+-- Before ops of tables that wait for their snapshots are left out: the peer must not believe that we
+-- know them, because it would take our older changes of these records for newer ones.
+update op_snapshots
+   set read_to = coalesce(read_to, $2)
+ where peer_id = $1
+returning table_id;
+
 -- name: note_cursor_problem
 update op_peers set cursor_problem = $2 where id = $1;
 
 -- name: joined_tables
-select joined_tables from op_peers where id = $1;
+select joined_tables, joined_relays from op_peers where id = $1;
 
 -- name: join_tables
-update op_peers set joined_tables = $2 where id = $1;
+update op_peers set joined_tables = $2, joined_relays = $3 where id = $1;
+
+-- name: restart_snapshots
+update op_snapshots set phase = 'new', after = '', start = '' where peer_id = $1;
 
 -- name: count_gap
 -- Once, and only if the cursor really stands there.

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from restante.errors import TooManyAtOnce
 from restante.http import turns
 from restante.http.disconnect import aborted, disconnected, while_connected
-from restante.oplog import tables, ulids
+from restante.oplog import peers, tables, ulids
 from restante.oplog.node import LARGE_RECORDS_BYTES, Node
 from restante.oplog.peers import Reader
 from restante.oplog.serving import serve
@@ -160,8 +160,9 @@ class PageAnswer(Response):
             headers |= self._own_headers(page)
             async with self._node.db.connection() as connection:
                 headers[wire.NODE_HOST] = await tables.own_host(connection)
-            if reader.peer is not None and reader.peer.cursor:
-                headers[wire.CURSOR_ON_YOU] = reader.peer.cursor
+                has_read = await peers.read_from(connection, reader.peer.id) if reader.peer else ""
+            if has_read:
+                headers[wire.CURSOR_ON_YOU] = has_read
         elif page.gap_tables:
             headers[wire.RETENTION_GAP] = "true"
             headers[wire.AVAILABLE_MIN_ULID] = ulids.text_of(page.lowest_kept or UUID(int=0))

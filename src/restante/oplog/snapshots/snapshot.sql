@@ -13,7 +13,8 @@ select op_current_era() as era, op_horizon() as xmin,
        exists (select from pg_prepared_xacts where prepared < pg_postmaster_start_time())
            as has_old_prepared,
        -- Whoever waits for its first snapshot of the table has read nothing of it, whatever else it has read.
-       (select cursor from op_peers
+       (select least(cursor, (select read_to from op_snapshots where peer_id = $1 and table_id = $2))
+          from op_peers
          where id = $1
            and not exists (select from op_snapshots where peer_id = $1 and table_id = $2 and is_new)
        ) as cursor_on_you;

@@ -72,6 +72,10 @@ update restante.op_tables
 with done as (
     delete from op_snapshots where peer_id = $1 and phase = 'done'
     returning start, is_for_gap
+), others as (
+    update op_snapshots
+       set read_to = coalesce(read_to, (select cursor from op_peers where id = $1))
+     where peer_id = $1 and phase <> 'done'
 ), first as (
     select min(start) as start, bool_or(is_for_gap) as is_for_gap from done
 )
