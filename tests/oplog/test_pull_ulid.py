@@ -4,6 +4,7 @@ Pulling from peers that speak only the older protocol, played by a server with m
 Such a peer says only ULIDs, cannot vouch for what it sends, and may say anything.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from restante.database.pool import Database
 from restante.errors import PeerUnreachable
 from restante.oplog import peers, remote, tables, ulids
 from restante.oplog.peers import Changes, Peer
+from restante.oplog.pulling import following
 from restante.oplog.pulling.following import Follower, Pace, State
 from restante.oplog.remote import Remote
 from restante.oplog.snapshots.taking import Taker
@@ -490,3 +492,105 @@ async def test_the_token_is_shown(reader: Reader):
     await reader.pull(http(body=[]))
 
     assert reader.asked.headers["Authorization"] == "Bearer secret"
+
+
+# Pages that go on, limits, refusals for now ------------------------------------------------------
+
+
+def scanned(ulid: str) -> bytes:
+    return http(body=[], X_Crud_Sweep_Last_Scanned_Ulid=ulid, X_Crud_Sweep_Limited="true")
+
+
+async def test_empty_pages_in_the_minutes_of_overlap_do_not_stall(reader: Reader):
+    """All that was scanned is of tables that we may not see, and there is more of it."""
+    await reader.pull(http(body=[op(20, note("a"))]))
+
+    pause_seconds = await reader.pull(scanned(ulid(minutes_ago=24)))
+    await reader.pull(http(body=[op(10, note("b"))]))
+
+    assert pause_seconds <= 1
+    assert reader.asked.query["after"] == ulid(minutes_ago=24)
+    assert await reader.names() == ["a", "b"]
+
+
+@pytest.mark.parametrize("end", [ulid(minutes_ago=25), ulid(minutes_ago=26), "garbage", ""])
+async def test_a_page_that_is_not_all_but_does_not_go_on_is_a_failure(reader: Reader, end: str):
+    await reader.pull(http(body=[op(20, note("a"))]))
+
+    with pytest.raises(PeerUnreachable, match="the page ends where it was to begin"):
+        await reader.pull(scanned(end))
+
+
+async def test_a_peer_that_may_pass_on_more_hosts_is_read_again(reader: Reader):
+    """What was refused lies behind the cursor."""
+    await reader.sql.execute("update restante.op_peers set relays = '{http://x.example}'")
+    body = [op(9, note("a"))]
+    await reader.pull(http(body=body))
+    refused = await reader.names()
+
+    await reader.sql.execute("update restante.op_peers set relays = '{http://other.example}'")
+    await reader.follower.advance(await reader.peer(), reader.state)
+    await reader.pull(http(body=body))
+
+    assert refused == []
+    assert await reader.names() == ["a"]
+
+
+async def test_a_peer_that_has_no_time_is_asked_again_when_it_says(reader: Reader):
+    """That is no failure; but nobody can make us wait for ever."""
+    pauses = list[float]()
+    for said in ("7", "999999999", "garbage", None):
+        reader.answers.append(http(429, Retry_After=said))
+        pauses.append(await reader.follower._tried(await reader.peer(), reader.state))
+
+    assert pauses == [1.25 * 7, 1.25 * 300, 1.25, 1.25]
+    stored = await reader.stored()
+    assert (reader.state.failures, stored["failure"]) == (0, None)
+
+
+async def test_our_nodes_are_asked_for_pages_that_fit_the_limits(reader: Reader):
+    await reader.sql.execute("update restante.op_peers set max_ops_per_minute = 3")
+    await reader.pull(http(body=[]))
+    by_ops = reader.asked.query["limit"]
+
+    await reader.sql.execute(
+        "update restante.op_peers set max_ops_per_minute = null, max_bytes_per_minute = 1000,"
+        " protocol = null"
+    )
+    await reader.pull(http(body=[op(9, note("a", body="x" * 10_000))]))
+    unknown = reader.asked.query["limit"]
+    await reader.sql.execute("update restante.op_peers set protocol = 'restante'")
+    await reader.pull(http(body=[]))
+
+    assert (by_ops, unknown, reader.asked.query["limit"]) == ("3", "100", "1")
+
+
+async def test_a_long_pause_ends_when_the_limit_is_lifted(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(following, "_LONGEST_SLEEP_SECONDS", 0.01)
+    await reader.sql.execute("update restante.op_peers set max_ops_per_minute = 1")
+    sleeping = asyncio.create_task(reader.follower._sleep(reader.other.url, 600_000))
+    await asyncio.sleep(0)
+
+    await reader.sql.execute("update restante.op_peers set max_ops_per_minute = null")
+
+    async with asyncio.timeout(10):
+        await sleeping
+
+
+async def test_a_node_that_asks_itself_reads_nothing_and_says_so(reader: Reader):
+    position = f"{int(NOW.timestamp() * 1_000_000):016x}-{1:016x}-{ulid(minutes_ago=9)}-{0:08x}"
+    answer = http(
+        body=[op(9, note("a"))],
+        Restante_Oplog="1",
+        Restante_Host=OWN,
+        Restante_Next_Position=position,
+    )
+
+    reader.answers.append(answer)
+    await reader.follower._tried(await reader.peer(), reader.state)
+
+    stored = await reader.stored()
+    assert "this node itself" in stored["failure"]
+    assert (await reader.names(), stored["cursor"]) == ([], "")
