@@ -57,6 +57,11 @@ class Ledger:
             for change in self.changes
         )
 
+    def is_outdated(self, number: int) -> bool:
+        """Whether the record was deleted later, and nothing explains why that is lost."""
+        winner = self.winner(self[number].key)
+        return winner is not None and winner.is_delete and winner.version > self[number].version
+
     def report(self, number: int | None) -> None:
         """The loss of this change is in a conflict log, or was announced in another way."""
         if number is not None:

@@ -110,6 +110,8 @@ class Snapshots(Logs):
             case Outcome.KEEP_UNDER:
                 self._keep_under(node, key, theirs, verdict)
             case Outcome.REISSUE:
+                if verdict.reports:
+                    self.ledger.report(theirs.change)
                 self._reissue(node, key, verdict)
 
     def _pair(self, node: Node, taking: Taking, key: str, theirs: _Theirs) -> rules.SnapshotPair:
@@ -165,6 +167,8 @@ class Snapshots(Logs):
         assert verdict.version is not None
         record = node.rows.get(key)
         again = node.state.get(key)
+        if record is not None and again is not None and self.ledger.is_outdated(again):
+            self.counts["revived"] += 1
         change = self.ledger.note(key, verdict.version, is_delete=record is None, again=again)
         op = Newest(verdict.version, record is None)
         self._store(

@@ -212,6 +212,12 @@ KEPT_AND_REPORTED = SnapshotVerdict(Outcome.KEEP, reports=True)
             "a server that has never read from us does not know our record",
         ),
         (
+            replace(DIFFERENT, own=op(OLD), server_has_record=False, has_unsent=True),
+            FIRST,
+            SnapshotVerdict(Outcome.REISSUE, Version(ulids.following(FLOOR), A), reports=True),
+            "the same although it is logged, but it may have had it from others and deleted it",
+        ),
+        (
             replace(DIFFERENT, server=op(NEW), own=op(OLD)),
             SIDES,
             SnapshotVerdict(Outcome.TAKE, NEW),

@@ -214,6 +214,9 @@ def _both_unsure(pair: SnapshotPair, sides: SnapshotSides) -> SnapshotVerdict:
         return _take(pair, sides)
     if sides.has_read_us and pair.is_unsent_on_server_record:
         return _reissue(pair, sides)
+    if sides.is_first and pair.server is None and not pair.server_has_record:
+        # More likely it never had the record than that it had it from others and deleted it.
+        return replace(_reissue(pair, sides), reports=True)
     return replace(_take(pair, sides), reports=not pair.is_same)
 
 
