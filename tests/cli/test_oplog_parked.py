@@ -43,7 +43,10 @@ def test_a_parked_change_is_shown_with_its_reason(capsys: pytest.CaptureFixture[
     assert "\x1b" not in shown
 
 
-def test_both_versions_of_a_conflict_are_shown(capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize(("is_delete", "shown"), [(True, "deleted"), (False, "not kept")])
+def test_both_versions_of_a_conflict_are_shown(
+    capsys: pytest.CaptureFixture[str], is_delete: bool, shown: str
+):
     one = Listed(
         5,
         NOW,
@@ -53,17 +56,19 @@ def test_both_versions_of_a_conflict_are_shown(capsys: pytest.CaptureFixture[str
         "01KA0000000000000000000002",
         "https://a.example",
         Raw(b'{"id":1,"name":"ours"}'),
-        "01KA0000000000000000000001",
-        "https://b.example",
-        None,
+        kept_is_delete=False,
+        lost_ulid="01KA0000000000000000000001",
+        lost_host="https://b.example",
+        lost=None,
+        lost_is_delete=is_delete,
     )
 
     oplog_parked._print_conflicts([one])  # pyright: ignore[reportPrivateUsage]
 
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "5  2026-11-17 12:00:00 UTC  unseen: items [1]"
-    assert shown[1].endswith('of https://a.example: {"id":1,"name":"ours"}')
-    assert shown[2].endswith("of https://b.example: too large to keep")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "5  2026-11-17 12:00:00 UTC  unseen: items [1]"
+    assert lines[1].endswith('of https://a.example: {"id":1,"name":"ours"}')
+    assert lines[2].endswith(f"of https://b.example: {shown}")
 
 
 @pytest.mark.parametrize(("ids", "every"), [((), False), ((1,), True)])

@@ -152,6 +152,20 @@ async def test_a_delete_and_a_change_are_a_conflict(db: Database, table: tables.
     result = await applied(db, op("delete", {"id": 1}, at=4))
 
     assert result.conflicts == 1
+    (one,) = await kept(db)
+    assert (one.lost, one.lost_is_delete) == (None, True)
+    assert (one.kept is None, one.kept_is_delete) == (False, False)
+
+
+async def test_what_lost_against_our_delete_is_kept(db: Database, table: tables.TrackedTable):
+    await ours(db, table, None, at=5)
+
+    result = await applied(db, theirs("theirs", at=4))
+
+    assert result.conflicts == 1
+    (one,) = await kept(db)
+    assert (one.kept, one.kept_is_delete, one.lost_is_delete) == (None, True, False)
+    assert json.loads(bytes(one.lost or b""))["name"] == "theirs"
 
 
 async def test_what_loses_against_an_approximate_version_is_reported(
@@ -197,5 +211,5 @@ async def test_the_log_of_conflicts_is_bounded(
     found = await kept(db)
     assert len(found) <= 6
     assert found[0].key == "[7]"
-    assert found[0].lost is None
+    assert (found[0].lost, found[0].lost_is_delete) == (None, False)
     assert found[0].kept is not None

@@ -87,6 +87,18 @@ async def test_what_a_removed_peer_has_sent_waits_for_the_operator(
     assert asked.applied == 1
 
 
+async def test_numbers_under_which_nothing_is_parked_are_named(
+    db: Database, children: tables.TrackedTable
+):
+    await applied(db, child(1, 1, parent=7))
+    async with db.connection() as connection:
+        (one,) = await parked.listed(connection)
+
+        unknown = await parked.unknown(connection, [99999, one.id, 99998])
+
+    assert unknown == [99998, 99999]
+
+
 async def test_a_retry_does_not_revert_what_is_newer(db: Database, children: tables.TrackedTable):
     """The application has written the record meanwhile."""
     await applied(db, child(1, 1, parent=7, v="old"))

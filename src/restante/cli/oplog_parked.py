@@ -85,7 +85,7 @@ def list_(
 
     found = _run(flags, read)
     if json:
-        print(json_text(found, indent=2))
+        print(json_text({"parked": found}, indent=2))
     else:
         _print_parked(found)
 
@@ -94,7 +94,8 @@ def retry(*ids: Id, every: All = False, json: AsJson = False, flags: Flags = Non
     """
     Try changes again now, also those below the floor.
 
-    What Postgres refuses again stays. A change whose time has not come stays too.
+    What Postgres refuses again stays. A change whose time has not come stays too. A number under
+    which nothing is parked is named, and the others are tried.
 
     Example: restante oplog parked retry 17 18
 
@@ -108,9 +109,11 @@ def retry(*ids: Id, every: All = False, json: AsJson = False, flags: Flags = Non
     async def run(db: "Database") -> Any:
         from restante.oplog.applying import parked
 
-        return await parked.retry(db, chosen, now=datetime.now(UTC))
+        async with db.connection() as connection:
+            unknown = await parked.unknown(connection, ids)
+        return await parked.retry(db, chosen, now=datetime.now(UTC)), unknown
 
-    result = _run(flags, run)
+    result, unknown = _run(flags, run)
     if json:
         print(json_text(result, indent=2))
     else:
@@ -118,6 +121,7 @@ def retry(*ids: Id, every: All = False, json: AsJson = False, flags: Flags = Non
             f"{result.applied} applied, {result.superseded} outdated, "
             f"{result.still_parked} still parked"
         )
+    _refuse(unknown)
 
 
 def discard(*ids: Id, every: All = False, json: AsJson = False, flags: Flags = None) -> None:
@@ -133,14 +137,16 @@ def discard(*ids: Id, every: All = False, json: AsJson = False, flags: Flags = N
     """
     chosen = _chosen(ids, every=every)
 
-    async def run(db: "Database") -> int:
+    async def run(db: "Database") -> tuple[int, list[int]]:
         from restante.oplog.applying import parked
 
         async with db.connection() as connection:
-            return await parked.discard(connection, chosen)
+            unknown = await parked.unknown(connection, ids)
+            return await parked.discard(connection, chosen), unknown
 
-    count = _run(flags, run)
+    count, unknown = _run(flags, run)
     print(json_text({"discarded": count}, indent=2) if json else f"{count} discarded")
+    _refuse(unknown)
 
 
 def conflicts(
@@ -154,7 +160,7 @@ def conflicts(
     """
     List changes that lost against one that they had not seen, newest first.
 
-    The last 10000 are kept, with both versions; of records above 64 KiB only the versions.
+    The last 10000 of 30 days are kept, with both records; those above 64 KiB are not kept.
 
     Example: restante oplog conflicts --table articles
 
@@ -176,7 +182,7 @@ def conflicts(
 
     found = _run(flags, read)
     if json:
-        print(json_text(found, indent=2))
+        print(json_text({"conflicts": found}, indent=2))
     else:
         _print_conflicts(found)
 
@@ -185,6 +191,12 @@ def _chosen(ids: Sequence[int], *, every: bool) -> list[int] | None:
     if bool(ids) == every:
         raise BadRequest("Name the changes by their numbers, or say --all.")
     return None if every else list(ids)
+
+
+def _refuse(unknown: Sequence[int]) -> None:
+    """Name the numbers that the command could do nothing about."""
+    if unknown:
+        raise BadRequest(f"Nothing is parked under {', '.join(map(str, unknown))}.")
 
 
 def _print_parked(found: "Sequence[ParkedOp]") -> None:
@@ -212,13 +224,17 @@ def _print_conflicts(found: "Sequence[Listed]") -> None:
             f"{one.id}  {one.noticed_at:%Y-%m-%d %H:%M:%S} UTC  {one.reason}: "
             f"{printable(one.table)} {printable(one.key, max_length=_SHOWN_DATA)}"
         )
-        print(f"    kept {one.kept_ulid} of {printable(one.kept_host)}: {_data(one.kept)}")
-        print(f"    lost {one.lost_ulid} of {printable(one.lost_host)}: {_data(one.lost)}")
+        kept = _data(one.kept, is_delete=one.kept_is_delete)
+        lost = _data(one.lost, is_delete=one.lost_is_delete)
+        print(f"    kept {one.kept_ulid} of {printable(one.kept_host)}: {kept}")
+        print(f"    lost {one.lost_ulid} of {printable(one.lost_host)}: {lost}")
 
 
-def _data(data: Any) -> str:
+def _data(data: Any, *, is_delete: bool) -> str:
+    if is_delete:
+        return "deleted"
     if data is None:
-        return "too large to keep"
+        return "not kept"
     return printable(bytes(data).decode(errors="replace"), max_length=_SHOWN_DATA)
 
 

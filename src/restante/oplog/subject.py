@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from restante.database import sql
 from restante.database.partitions import Partition
 from restante.database.pool import Connection
+from restante.oplog.applying import conflicts
 from restante.oplog.tables import LOG_WIDTH, OPS
 from restante.retention.subjects import PartitionSubject, RowSubject, Work
 from restante.wire import HeldSpace, PlanStep
@@ -17,7 +18,6 @@ from restante.wire import HeldSpace, PlanStep
 queries = sql.load("restante.oplog", "subject")
 
 KEPT = timedelta(days=30)
-MAX_KEPT = 100_000
 _DUE_COUNTED = 10_000
 # Smaller partitions are not worth a line.
 _NAMED_FROM_BYTES = 1024 * 1024
@@ -51,12 +51,14 @@ class OldConflicts(RowSubject):
     outcomes = ("conflicts",)
 
     async def count_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
-        due = await connection.fetchval(queries.count_conflicts, now - KEPT, MAX_KEPT, _DUE_COUNTED)
+        due = await connection.fetchval(
+            queries.count_conflicts, now - KEPT, conflicts.MAX_KEPT, _DUE_COUNTED
+        )
         return {"conflicts": due}
 
     async def delete_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
         deleted = await connection.fetchval(
-            queries.delete_conflicts, now - KEPT, MAX_KEPT, self.batch_size
+            queries.delete_conflicts, now - KEPT, conflicts.MAX_KEPT, self.batch_size
         )
         return {"conflicts": deleted}
 

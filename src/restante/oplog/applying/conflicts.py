@@ -36,13 +36,15 @@ queries = sql.load("restante.oplog.applying", "conflicts")
 MAX_KEPT = 10_000
 # Larger records are not kept with a conflict: ten thousand of them would fill a disk.
 MAX_DATA_BYTES = 64 * 1024
+# What is stored as the data of a delete; SQL's null stands for data that is not kept.
+_DELETED = "null"
 
 Reason = Literal["unseen", "overwritten", "approximate"]
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two versions of a record; the data of a deleted one is its key."""
+    """Two versions of a record; a deleted one has no data."""
 
     key: str
     reason: Reason
@@ -53,7 +55,12 @@ class Conflict:
 
 
 class Listed(msgspec.Struct):
-    """A conflict as the operator sees it; a version without data was too large to keep."""
+    """
+    A conflict as the operator sees it.
+
+    A version without data is a delete, or else it was too large to keep, or is from a time when
+    nothing was logged.
+    """
 
     id: int
     noticed_at: datetime
@@ -63,9 +70,11 @@ class Listed(msgspec.Struct):
     kept_ulid: str
     kept_host: str
     kept: msgspec.Raw | None
+    kept_is_delete: bool
     lost_ulid: str
     lost_host: str
     lost: msgspec.Raw | None
+    lost_is_delete: bool
 
 
 async def add(tx: Tx, table: str, found: Sequence[Conflict], *, now: datetime) -> int:
@@ -89,7 +98,9 @@ async def add(tx: Tx, table: str, found: Sequence[Conflict], *, now: datetime) -
 
 
 def _bounded(data: str | None) -> str | None:
-    return None if data is None or len(data.encode()) > MAX_DATA_BYTES else data
+    if data is None:
+        return _DELETED
+    return None if len(data.encode()) > MAX_DATA_BYTES else data
 
 
 async def listed(
@@ -106,13 +117,15 @@ async def listed(
             ulids.text_of(row["kept_ulid"]),
             row["kept_origin"],
             _raw(row["kept"]),
+            row["kept"] == _DELETED,
             ulids.text_of(row["lost_ulid"]),
             row["lost_origin"],
             _raw(row["lost"]),
+            row["lost"] == _DELETED,
         )
         for row in await connection.fetch(queries.listed, table, before, limit)
     ]
 
 
 def _raw(data: str | None) -> msgspec.Raw | None:
-    return None if data is None else msgspec.Raw(data.encode())
+    return None if data is None or data == _DELETED else msgspec.Raw(data.encode())

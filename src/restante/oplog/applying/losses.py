@@ -37,7 +37,8 @@ async def unseen(
         is_ours = row["host"] == context.own_host
         if is_ours and not _is_same(one, row["data"], is_delete=row["is_delete"]):
             kept = Version(row["ulid"], row["host"])
-            conflicts.append(_lost_against(one, "unseen", kept, row["data"]))
+            data = None if row["is_delete"] else row["data"]
+            conflicts.append(_lost_against(one, "unseen", kept, data))
     return conflicts
 
 
@@ -45,7 +46,7 @@ async def reported(tx: Tx, table: TrackedTable, lost: Sequence[Met]) -> list[Con
     """Incoming changes that lost against approximate versions."""
     logged = await _newest_ops(tx, table, lost)
     return [
-        _lost_against(one, "approximate", _newest(one).version, old.data)
+        _lost_against(one, "approximate", _newest(one).version, _logged_data(one, old))
         for one, old in logged
         if not _is_same(one, old.data, is_delete=_newest(one).is_delete)
     ]
@@ -66,11 +67,8 @@ async def overwritten(
         newest = _newest(one)
         if not _is_same(one, old.data, is_delete=newest.is_delete):
             reason = "approximate" if is_approximate else "overwritten"
-            found.append(
-                Conflict(
-                    one.fact.key, reason, one.version, one.record.data, newest.version, old.data
-                )
-            )
+            kept, lost = _data(one), _logged_data(one, old)
+            found.append(Conflict(one.fact.key, reason, one.version, kept, newest.version, lost))
     return found
 
 
@@ -81,8 +79,16 @@ def _may_overwrite(one: Met, context: Context) -> bool:
     return is_ours and context.channel is Channel.PULL
 
 
-def _lost_against(one: Met, reason: Reason, kept: Version, kept_data: str) -> Conflict:
-    return Conflict(one.fact.key, reason, kept, kept_data, one.version, one.record.data)
+def _lost_against(one: Met, reason: Reason, kept: Version, kept_data: str | None) -> Conflict:
+    return Conflict(one.fact.key, reason, kept, kept_data, one.version, _data(one))
+
+
+def _data(one: Met) -> str | None:
+    return None if one.is_delete else one.record.data
+
+
+def _logged_data(one: Met, old: "_Logged") -> str | None:
+    return None if _newest(one).is_delete else old.data
 
 
 def _is_same(one: Met, data: str, *, is_delete: bool) -> bool:

@@ -98,6 +98,12 @@ async def count(connection: Connection) -> dict[str, int]:
     return {row["reason"]: row["count"] for row in await connection.fetch(queries.count)}
 
 
+async def unknown(connection: Connection, ids: Sequence[int]) -> list[int]:
+    """Those of the numbers under which nothing is parked."""
+    known = {row["id"] for row in await connection.fetch(queries.known, list(ids))}
+    return sorted(set(ids) - known)
+
+
 async def discard(connection: Connection, ids: Sequence[int] | None) -> int:
     """Forget these, or all; returns how many there were."""
     return await connection.fetchval(queries.discard, None if ids is None else list(ids))

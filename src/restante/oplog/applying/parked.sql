@@ -17,6 +17,9 @@ with discarded as (
 )
 select count(*) from discarded;
 
+-- name: known
+select id from op_parked where id = any($1::bigint[]);
+
 -- name: chosen
 select * from op_parked
  where ($1::bigint[] is null or id = any($1)) and id > $2

@@ -154,7 +154,7 @@ insert into op_conflicts (
     noticed_at, table_name, key, reason, kept_ulid, kept_origin, lost_ulid, lost_origin, lost
 )
 select $2, table_name, coalesce(key, ''), 'approximate', floor, floor_origin, ulid, origin,
-       case when pg_column_size(data) <= $3 then data end
+       case when action = 'd' then 'null' when pg_column_size(data) <= $3 then data end
   from older;
 
 -- name: forget_unsettled
