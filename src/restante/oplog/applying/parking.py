@@ -12,14 +12,15 @@ from restante.text import printable
 queries = sql.load("restante.oplog.applying", "parking")
 
 # What is parked is kept until it can be applied or somebody discards it, so it is bounded by
-# taking no more: the peer's log is then not read on.
+# taking no more: the peer's log is then not read on.  One peer cannot take the room of the others.
 MAX_BYTES = 1024**3
+MAX_BYTES_OF_A_PEER = MAX_BYTES // 4
 
 _MAX_SENTENCE = 500
 
 
 class ParkedFull(Exception):
-    """There is no room for more parked ops; nothing may be committed."""
+    """There is no room for more parked ops of this peer; nothing may be committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ async def park(tx: Tx, peer_id: int, parked: Sequence[Parked], *, now: datetime)
     """Keep them; one that is kept already gets the new reason.  Raises ParkedFull."""
     if not parked:
         return
-    if await tx.fetchval(queries.is_full, MAX_BYTES):
+    if await tx.fetchval(queries.is_full, MAX_BYTES, MAX_BYTES_OF_A_PEER, peer_id):
         raise ParkedFull
     await tx.execute(
         queries.park,

@@ -1,8 +1,11 @@
 -- name: is_full
--- The sum is only computed when the table is large; deleted rows may still take space in it.
+-- For all peers, and for one.  It is only computed when the table is large; deleted rows may still take
+-- space in it.
 select case
-    when pg_total_relation_size('restante.op_parked') < $1::bigint / 4 then false
-    else (select coalesce(sum(pg_column_size(data) + 300), 0) >= $1 from restante.op_parked)
+    when pg_total_relation_size('restante.op_parked') < least($1::bigint, $2::bigint) then false
+    else (select coalesce(sum(size), 0) >= $1
+              or coalesce(sum(size) filter (where peer_id = $3), 0) >= $2
+            from (select peer_id, pg_column_size(data) + 300 as size from restante.op_parked) as one)
 end;
 
 -- name: park
