@@ -83,6 +83,10 @@ ADVICE = {
         "`restante`.",
         "Tell the operator. Nothing was stored.",
     ),
+    "database_refused": Advice(
+        "Run the command again if a table was just changed. Otherwise the log of Postgres has the "
+        "statement."
+    ),
     "pooler_unusable": Advice(
         "Use session mode (`pool_mode = session` in PgBouncer), or connect without the pooler."
     ),
@@ -245,7 +249,8 @@ ADVICE = {
         "Correct the op; do not repeat it.",
     ),
     "too_many_hosts": Advice(
-        "A peer makes up hosts: restrict it with `--relays`. There is room for 1000 names."
+        "There is room for 100 hosts from one peer and 1000 from all, beside peers and those named "
+        "with `--relays`. Name the real ones; a peer that makes up hosts is not read on."
     ),
     "peer_unknown": Advice("`restante oplog peers list` shows them.", "Check the address."),
     "peer_unreachable": Advice(

@@ -9,9 +9,10 @@ from msgspec import Raw
 from oplog.nodes import NOW, make_peer, op, pull_from, rows, tracked, ulid_at
 
 from restante.database.pool import Database
-from restante.oplog import ulids
+from restante.oplog import tables, ulids
 from restante.oplog.applying import parked, parking, records
 from restante.oplog.applying.apply import PageResult, Source, apply_page
+from restante.oplog.peers import Peer
 from restante.oplog.positions import Position
 from restante.oplog.rules import Channel
 from restante.wire.oplog import Op
@@ -193,6 +194,59 @@ async def test_no_room_for_parked_ops_stops_the_page(db: Database, monkeypatch: 
     result = await applied(db, child(1, 1), child(2, 2, parent=99), child(3, 3))
 
     assert (result.stopped, result.applied) == ("parked_full", 1)
+
+
+async def test_the_parked_ops_of_one_peer_take_no_room_of_others(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+):
+    await family(db)
+    monkeypatch.setattr(parking, "MAX_BYTES_OF_A_PEER", 600)
+    other = await make_peer(db, "https://other.example")
+    await applied(db, *(child(n, n, parent=99) for n in range(1, 4)))
+
+    full = await applied(db, child(5, 5, parent=99))
+    theirs = await applied_from(db, other, child(6, 6, parent=99))
+    monkeypatch.setattr(parking, "MAX_BYTES", 600)
+    nothing_left = await applied_from(db, other, child(7, 7, parent=99))
+
+    assert (full.stopped, full.parked) == ("parked_full", 0)
+    assert (theirs.stopped, theirs.parked) == (None, 1)
+    assert (nothing_left.stopped, nothing_left.parked) == ("parked_full", 0)
+
+
+async def applied_from(db: Database, peer: Peer, *ops: Op) -> PageResult:
+    async with db.connection() as connection:
+        cursor = await connection.fetchval("select cursor from op_peers where id = $1", peer.id)
+    end = ops[-1].position
+    return await apply_page(
+        db, ops, pull_from(peer), expected_cursor=cursor, end_cursor=end, now=NOW
+    )
+
+
+async def test_a_host_for_which_there_is_no_room_stops_the_page_before_its_op(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+):
+    """Its ops are not lost: they come when the operator has named it."""
+    await family(db)
+    monkeypatch.setattr(tables, "MAX_HOSTS_OF_A_PEER", 1)
+    peer = await make_peer(db)
+    invented, real = (f"https://{name}.example" for name in ("invented", "real"))
+    page = [
+        op("create", {"id": 1}, at=1, table="parents"),
+        op("create", {"id": 2}, at=2, table="parents", host=invented),
+        op("create", {"id": 3}, at=3, table="parents", host="https://second.example"),
+        op("create", {"id": 4}, at=4, table="parents", host=real),
+    ]
+
+    first = await applied_from(db, peer, *page)
+    again = await applied_from(db, peer, *page[2:])
+    await make_peer(db, relays=["https://second.example", real])
+    named = await applied_from(db, peer, *page[2:])
+
+    assert "no room for another host, https://second.example" in (first.stopped or "")
+    assert (first.applied, first.refused, first.cursor) == (2, 0, page[1].position)
+    assert (again.applied, again.refused, again.cursor) == (0, 0, page[1].position)
+    assert (named.applied, named.stopped, named.cursor) == (2, None, page[3].position)
 
 
 async def test_an_applied_op_removes_older_parked_ones_of_its_key(db: Database):

@@ -186,6 +186,24 @@ async def test_a_table_that_is_not_tracked_any_more(db: Database, children: tabl
     assert sentence == "The table is not tracked any more."
 
 
+async def test_a_host_for_which_there_is_no_room_keeps_no_others_back(
+    db: Database, children: tables.TrackedTable, monkeypatch: pytest.MonkeyPatch
+):
+    await applied(db, child(1, 1, parent=7), child(2, 2, parent=7))
+    await applied(db, parent(7, 3))
+    monkeypatch.setattr(tables, "MAX_HOSTS_OF_A_PEER", 0)
+    async with db.connection() as connection:
+        await connection.execute(
+            "update op_parked set origin = 'https://invented.example' where key = '[1]'"
+        )
+
+    result = await parked.retry(db, None, now=SOON)
+
+    assert result == Retried(applied=1, still_parked=1)
+    async with db.connection() as connection:
+        assert "no room for another host" in (await parked.listed(connection))[0].sentence
+
+
 async def test_listing_by_table_and_reason_and_from_a_place(
     db: Database, children: tables.TrackedTable
 ):

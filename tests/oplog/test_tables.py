@@ -1,6 +1,7 @@
 """The tracked tables and the hosts, as other parts of the op log find them."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -8,7 +9,8 @@ import pytest
 
 from restante.database.pool import Database, Tx
 from restante.errors import TooManyHosts
-from restante.oplog import positions, tables, ulids
+from restante.oplog import peers, positions, tables, ulids
+from restante.oplog.peers import Changes
 from restante.oplog.tables import Column
 
 pytestmark = pytest.mark.anyio
@@ -111,9 +113,31 @@ async def test_two_sessions_that_meet_a_new_host_agree_on_its_number(
 async def test_hosts_are_bounded(tx: Tx):
     """A hostile peer that invents hosts does not fill a table."""
     await tx.execute(
-        "insert into op_hosts (host) select 'https://' || n from generate_series(1, 1000) as n"
+        "insert into op_hosts (host, added_by)"
+        " select 'https://' || n, 1 + n % 20 from generate_series(1, 1000) as n"
     )
 
     with pytest.raises(TooManyHosts, match="1000 hosts"):
-        await tables.host_id(tx, "https://one-more.example")
-    assert await tables.host_id(tx, "https://7") > 0
+        await tables.host_id(tx, "https://one-more.example", peer_id=21)
+    assert await tables.host_id(tx, "https://7", peer_id=21) > 0
+    assert await tables.identify(tx, "https://ourselves.example")
+
+
+async def test_a_peer_that_invents_hosts_takes_no_room_of_others(tx: Tx):
+    for n in range(tables.MAX_HOSTS_OF_A_PEER):
+        await tables.host_id(tx, f"https://{n}.example", peer_id=1)
+
+    with pytest.raises(TooManyHosts, match="100 are taken from one peer"):
+        await tables.host_id(tx, "https://one-more.example", peer_id=1)
+    assert await tables.host_id(tx, "https://one-more.example", peer_id=2) > 0
+
+
+async def test_there_is_room_for_every_host_that_the_operator_has_named(tx: Tx):
+    """As a peer, or as one whose ops a peer may pass on."""
+    for n in range(tables.MAX_HOSTS_OF_A_PEER):
+        await tables.host_id(tx, f"https://{n}.example", peer_id=1)
+    changes = Changes(relays=["https://relayed.example"])
+    await peers.add(tx, "https://peer.example", changes, now=datetime.now(UTC))
+
+    assert await tables.host_id(tx, "https://peer.example", peer_id=1) > 0
+    assert await tables.host_id(tx, "https://relayed.example", peer_id=1) > 0

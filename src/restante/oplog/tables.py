@@ -14,6 +14,7 @@ from restante.database.pool import Connection, Row
 from restante.errors import TooManyHosts
 from restante.oplog import positions, ulids
 from restante.oplog.positions import Position
+from restante.text import MAX_QUOTED, printable
 
 queries = sql.load("restante.oplog", "tables")
 
@@ -24,8 +25,10 @@ LOG_WIDTH = timedelta(days=30)
 
 State = Literal["tracked", "paused"]
 
-# Each host that ever made an op has a row, and a peer may relay ops of others.
+# Each host that ever made an op has a row, and a peer may relay ops of others: of so many whom the
+# operator has named neither as a peer nor in its relays, from all peers and from each.
 MAX_HOSTS = 1000
+MAX_HOSTS_OF_A_PEER = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +143,22 @@ async def identify(connection: Connection, host: str | None) -> str:
     return host
 
 
-async def host_id(connection: Connection, host: str) -> int:
-    """The number of a host in `ops`; raises TooManyHosts if it is new and there is no room."""
+async def host_id(connection: Connection, host: str, *, peer_id: int | None = None) -> int:
+    """
+    The number of a host in `ops`; `peer_id` is the peer that names it.
+
+    Raises TooManyHosts if it is new and there is no room.
+    """
     for _ in range(2):
         known = await connection.fetchval(queries.host_id, host)
         if known is not None:
             return known
-        await connection.execute(queries.add_host, host, MAX_HOSTS)
+        await connection.execute(queries.add_host, host, peer_id, MAX_HOSTS, MAX_HOSTS_OF_A_PEER)
     known = await connection.fetchval(queries.host_id, host)
     if known is None:
-        raise TooManyHosts(f"Ops of {MAX_HOSTS} hosts are known, and no more are taken.")
+        raise TooManyHosts(
+            f"There is no room for another host, {printable(host, max_length=MAX_QUOTED)}: "
+            f"{MAX_HOSTS_OF_A_PEER} are taken from one peer, and {MAX_HOSTS} hosts from all. "
+            "Name those that are real with `peers add --relays`, or add them as peers."
+        )
     return known

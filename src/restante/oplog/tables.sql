@@ -34,8 +34,15 @@ select id from restante.op_hosts where host = $1;
 
 -- name: add_host
 -- Waits for another session that adds the same host.
-insert into restante.op_hosts (host)
-select $1 where (select count(*) from restante.op_hosts) < $2
+-- There is always room for ourselves, and for what the operator has named.
+insert into restante.op_hosts (host, added_by)
+select $1, case when not is_named then $2::integer end
+  from (select $2::integer is null
+            or exists (select from restante.op_peers where host = $1 or $1 = any (relays))
+       ) as one (is_named)
+ where is_named
+    or (select count(*) < $3 and count(*) filter (where added_by = $2) < $4
+          from restante.op_hosts where added_by is not null)
     on conflict do nothing;
 
 -- name: log_sizes

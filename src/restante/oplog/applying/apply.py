@@ -64,7 +64,8 @@ class PageResult:
     conflicts: int = 0
     parked_by: Counter[str] = field(default_factory=Counter[str])  # reason
     refused_by: Counter[str] = field(default_factory=Counter[str])
-    stopped: str | None = None  # "wait", "busy" or "parked_full": the rest must be tried again
+    # "wait", "busy", "parked_full", or a sentence: the rest must be tried again.
+    stopped: str | None = None
 
     @property
     def parked(self) -> int:
@@ -109,6 +110,7 @@ async def apply_page(  # noqa: PLR0913 - what a page is, and where it stands
         await applier.apply(piece)
         if applier.result.stopped:
             break
+    applier.stop_at_end()
     return applier.result
 
 
@@ -138,6 +140,7 @@ async def apply_pushed(
     applier = _Applier(db, page, callbacks or Callbacks(), PageResult(peer.cursor))
     for piece in page.pieces(None):
         await applier.apply(piece)
+    applier.stop_at_end()
     return applier.result
 
 
@@ -158,6 +161,13 @@ class _Applier:
                 todo += await self._rest_of(todo.pop(), todo)
         except ParkedFull:
             self._stop("parked_full")
+
+    def stop_at_end(self) -> None:
+        """Once all pieces are applied: the ops after them may have to wait."""
+        if self.page.no_room and not self.result.stopped:
+            self.result.stopped = self.page.no_room
+            host = self.page.source.peer.host
+            log.warning("ops_wait", peer=host, why="too_many_hosts", reason=self.page.no_room)
 
     async def _rest_of(self, piece: Piece, todo: list[Piece]) -> list[Piece]:
         """Apply a piece; returns the parts of it that are still to be done, the first one last."""

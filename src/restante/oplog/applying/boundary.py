@@ -35,7 +35,6 @@ class Refusal(StrEnum):
     TABLE = "table"  # it is not tracked here
     FORBIDDEN_TABLE = "forbidden_table"  # the peer may not send it
     HOST = "host"  # not the peer's to speak for
-    HOSTS = "too_many_hosts"
     DATA = "data"  # no JSON object, or without its key
     TOO_LARGE = "too_large"
 

@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from restante.database import driver_errors, sql
 from restante.database.pool import SCHEMA, Connection, Database, Row, Tx
-from restante.errors import StatementTimedOut, TableBusy
+from restante.errors import StatementTimedOut, TableBusy, TooManyHosts
 from restante.oplog import rules, tables, ulids
 from restante.oplog.applying import boundary, records
 from restante.oplog.applying.boundary import Refusal
@@ -143,6 +143,14 @@ class _Waiting:
     record: Record
 
 
+async def _host_number(connection: Connection, row: Row) -> int | str:
+    """The number of the host that made the op, or why it has none."""
+    try:
+        return await tables.host_id(connection, row["origin"], peer_id=row["peer_id"])
+    except TooManyHosts as error:
+        return str(error)
+
+
 @dataclass(slots=True)
 class _Retry:
     """Tries a batch, and halves it until what fails is alone."""
@@ -155,13 +163,12 @@ class _Retry:
         async with self.db.connection() as connection:
             own_host = await tables.own_host(connection)
             tracked = {one.name: one for one in await tables.all_tables(connection)}
-            numbers = {
-                row["origin"]: await tables.host_id(connection, row["origin"]) for row in rows
-            }
+            numbers = {row["id"]: await _host_number(connection, row) for row in rows}
         waiting: list[_Waiting] = []
         for row in rows:
+            number = numbers[row["id"]]
             table = tracked.get(row["table_name"])
-            found = self._record(row, table, numbers[row["origin"]])
+            found = number if isinstance(number, str) else self._record(row, table, number)
             if isinstance(found, str):
                 await self._fail([row["id"]], row["reason"], found)
             else:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import structlog
 from msgspec import Raw
 
 from restante.database.pool import Connection
@@ -23,8 +22,6 @@ from restante.oplog.peers import Peer
 from restante.oplog.rules import Action, Channel, Version
 from restante.oplog.tables import TrackedTable
 from restante.wire.oplog import ActionName, Op
-
-log = structlog.get_logger()
 
 MAX_RECORDS = 4000
 MAX_BYTES = 8 * 1024 * 1024
@@ -67,6 +64,7 @@ class Page:
     tracked: dict[str, TrackedTable]
     source: Source
     context: Context
+    no_room: str | None = None  # why ops after these must wait: there is no room for their host
 
     @property
     def is_small(self) -> bool:
@@ -74,7 +72,7 @@ class Page:
         return sum(len(op.data) for op in self.ops) <= _SMALL_PAGE
 
     def pieces(self, end_cursor: str | None) -> Iterator[Piece]:
-        """The page in its order; the last piece has the page's end."""
+        """The page in its order; the last piece has the page's end, unless the rest must wait."""
         piece = Piece()
         for index, op in enumerate(self.ops):
             why = self.refusals[index]
@@ -92,8 +90,14 @@ class Page:
                         yield piece
                         piece = Piece()
                     piece.add(record)
-        piece.cursor, piece.is_last = end_cursor, True
+        piece.cursor, piece.is_last = self._end(end_cursor)
         yield piece
+
+    def _end(self, end_cursor: str | None) -> tuple[str | None, bool]:
+        """Where the cursor stands after these ops, and whether the page ends with them."""
+        if self.no_room is None:
+            return end_cursor, True
+        return self.cursor_after(len(self.ops) - 1) if self.ops else None, False
 
     def _records(self, index: int, op: Op) -> Iterator[tuple[int, Record | Refusal]]:
         head, table = self._head(index, op), self.tracked[op.table]
@@ -166,21 +170,16 @@ async def read(connection: Connection, ops: Sequence[Op], source: Source, now: d
     border = Boundary(sender, "" if is_pushed else own_host, tracked, now)
     origins = [peers.normalised_host(op.host) for op in ops]
     refusals = [border.refusal(op, origin=origin) for op, origin in zip(ops, origins, strict=True)]
-    taken = {origin for origin, why in zip(origins, refusals, strict=True) if why is None}
-    numbers = await _numbers(connection, taken)
-    for index, origin in enumerate(origins):
-        if refusals[index] is None and origin not in numbers:
-            refusals[index] = Refusal.HOSTS
-    context = Context(source.channel, source.server_cursor, own_host, now)
-    return Page(ops, origins, refusals, numbers, tracked, source, context)
-
-
-async def _numbers(connection: Connection, origins: set[str]) -> dict[str, int]:
-    """The numbers of the hosts for which there is room."""
     numbers: dict[str, int] = {}
-    for origin in sorted(origins):
-        try:
-            numbers[origin] = await tables.host_id(connection, origin)
-        except TooManyHosts as error:
-            log.warning("host_refused", host=origin, reason=str(error))
-    return numbers
+    count, no_room = len(ops), None
+    for index, op in enumerate(ops):
+        if refusals[index] is None and not op.transient and origins[index] not in numbers:
+            try:
+                number = await tables.host_id(connection, origins[index], peer_id=source.peer.id)
+            except TooManyHosts as error:
+                count, no_room = index, str(error)
+                break
+            numbers[origins[index]] = number
+    context = Context(source.channel, source.server_cursor, own_host, now)
+    taken = ops[:count], origins[:count], refusals[:count]
+    return Page(*taken, numbers, tracked, source, context, no_room)

@@ -45,7 +45,6 @@ _SENTENCES: dict[str, str] = {
     Refusal.ULID: "The ULID cannot be read.",
     Refusal.TIME: "The ULID is from before 2024, or more than 24 h ahead.",
     Refusal.HOST: "A peer pushes ops in its own name only.",
-    Refusal.HOSTS: "Ops of too many hosts are known already.",
     Refusal.DATA: "A record is no JSON object, or lacks its key.",
     Refusal.TOO_LARGE: "A record is too large.",
 }

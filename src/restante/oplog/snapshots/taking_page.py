@@ -129,7 +129,7 @@ async def _taken(tx: Tx, taking: Taking, entries: Sequence[Entry]) -> tuple[int,
     """How many were changed, and how many conflicts there were."""
     sides = taking.sides
     # Before `begin`, after which only the tables' own schemas are searched.
-    hosts = await _hosts(tx, entries, sides)
+    hosts = await _hosts(tx, taking, entries)
     await records.begin(tx, [taking.table])
     await tx.execute(queries.plan_by_index)
     keys = [entry.key for entry in entries]
@@ -246,11 +246,11 @@ class _Decided:
         return self.entry.data if self.is_taken else self.own.data or ""
 
 
-async def _hosts(tx: Tx, entries: Sequence[Entry], sides: SnapshotSides) -> dict[str, int]:
-    """The numbers of all hosts under which something may be logged."""
+async def _hosts(tx: Tx, taking: Taking, entries: Sequence[Entry]) -> dict[str, int]:
+    """The numbers of all hosts under which something may be logged; raises TooManyHosts."""
     named = {entry.newest.version.origin for entry in entries if entry.newest}
-    every = sorted(named | {sides.server, sides.taker})
-    return {host: await tables.host_id(tx, host) for host in every}
+    every = sorted(named | {taking.sides.server, taking.sides.taker})
+    return {host: await tables.host_id(tx, host, peer_id=taking.peer.id) for host in every}
 
 
 async def _write(tx: Tx, taking: Taking, decided: Sequence[_Decided], hosts: dict[str, int]) -> int:
