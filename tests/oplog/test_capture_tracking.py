@@ -5,17 +5,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from factories import until_blocked
+from factories import until, until_blocked
 from oplog.captured import OWN, changes_of, log_of, records_of, track
 
 from restante.database.pool import Database
 from restante.errors import BadRequest, RestanteError, TableBusy, TableNotTracked, TableUntrackable
 from restante.oplog import tables, ulids
-from restante.oplog.tracking import capture, relations, trackable
+from restante.oplog.tracking import capture, relations, schema_changes, trackable
 
 pytestmark = pytest.mark.anyio
 
 PAGES = "create table public.pages (id text primary key, n integer)"
+WAITS_FOR_A_LOCK = "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock'"
 
 
 @pytest.fixture
@@ -438,6 +439,67 @@ async def _everything(connection: Any) -> set[tuple[str, str]]:
         " union select 'trigger', tgname from pg_trigger"
     )
     return {tuple(row) for row in rows}
+
+
+async def test_untrack_takes_nothing_from_a_transaction_that_is_under_way(
+    db: Database, writer: Any, connections: Any
+):
+    """It has read the table, and writes to it when we wait already: no deadlock, or not its one."""
+    await writer.execute(PAGES)
+    await track(db)
+    watcher = await connections()
+    async with writer.transaction():
+        await writer.fetch("select from pages")
+        ending = asyncio.create_task(capture.untrack(db, "pages"))
+        await until(lambda: watcher.fetchval(WAITS_FOR_A_LOCK), seconds=10)
+        await writer.execute("insert into pages values ('a', 1)")
+    await ending
+
+    assert await tables.all_tables(await _ours(writer)) == []
+
+
+async def test_untrack_and_resume_do_not_disturb_writers_of_other_tables(
+    db: Database, writer: Any, connections: Any
+):
+    """All logs are partitions of one table, and every transaction that writes uses it."""
+    await writer.execute(f"{PAGES}; create table parts (id text primary key)")
+    await writer.execute("create table drafts (id text primary key)")
+    for name in ("pages", "parts", "drafts"):
+        await track(db, name)
+    other, watcher = await connections(), await connections()
+    await other.execute("set lock_timeout = 100")
+    logs = "select count(*) from pg_class where relname ~ '^ops_[0-9]+$'"
+
+    async with writer.transaction():
+        await writer.execute("insert into parts values ('a')")
+        await writer.fetch("select from restante.ops")
+        await capture.pause(db, "drafts", now=now())
+        ending = asyncio.create_task(capture.untrack(db, "pages"))
+        await until(lambda: watcher.fetchval(WAITS_FOR_A_LOCK), seconds=10)
+        await other.execute("insert into public.parts values ('b')")
+        await other.fetch("select from restante.ops")
+        await ending
+        assert await watcher.fetchval(logs) == 3
+    await capture.resume(db, "drafts", host=OWN, now=now())
+    await schema_changes.refresh(db)
+
+    assert await watcher.fetchval(logs) == 2
+    assert len(await log_of(writer, "parts")) == 2
+
+
+async def test_resume_waits_for_no_writer_of_another_table(
+    db: Database, writer: Any, connections: Any
+):
+    await writer.execute(f"{PAGES}; create table parts (id text primary key)")
+    await track(db)
+    await track(db, "parts")
+    await capture.pause(db, "pages", now=now())
+
+    async with writer.transaction():
+        await writer.execute("insert into parts values ('a')")
+        await capture.resume(db, "pages", host=OWN, now=now())
+
+    assert len(await log_of(writer, "parts")) == 1
 
 
 async def test_a_table_that_was_dropped_can_be_untracked(db: Database, writer: Any):

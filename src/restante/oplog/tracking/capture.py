@@ -5,19 +5,24 @@ Each step is one transaction that locks the table against writers, so that every
 before it or after it.  Readers are blocked by `untrack` alone, for a moment.
 """
 
+import asyncio
+import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from restante.database.pool import Connection, Database
-from restante.errors import BadRequest, TableUntrackable
+from restante.errors import BadRequest, TableBusy, TableUntrackable
 from restante.oplog import tables
 from restante.oplog.tables import TrackedTable
-from restante.oplog.tracking import relations, trackable, triggers
+from restante.oplog.tracking import leftovers, relations, trackable, triggers
 from restante.oplog.tracking.trackable import Facts
 from restante.text import printable
 
 _MAX_NAME = 255
+_REMOVAL_TRIES = 7
+_REMOVAL_PAUSE_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +75,34 @@ async def track(db: Database, wanted: Wanted, *, host: str | None, now: datetime
 
 
 async def untrack(db: Database, text: str) -> TrackedTable:
-    """Log no more changes of a table, and drop its log; the table itself stays as it is."""
+    """
+    Log no more changes of a table, and drop its log; the table itself stays as it is.
+
+    If a transaction stays open that has used the op log, a later pass drops the log.
+    """
+    table = await _uncaptured(db, text)
+    with suppress(TableBusy):
+        await leftovers.drop(db)
+    return table
+
+
+async def _uncaptured(db: Database, text: str) -> TrackedTable:
+    """End the capture.  Tried often and never for long, so that no one waits long behind us."""
+    for _ in range(_REMOVAL_TRIES):
+        with suppress(TableBusy):
+            return await _uncaptured_if_free(db, text)
+        await asyncio.sleep(_REMOVAL_PAUSE_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+    return await _uncaptured_if_free(db, text)
+
+
+async def _uncaptured_if_free(db: Database, text: str) -> TrackedTable:
     async with db.transaction() as tx:
         table = await relations.find(tx, text)
-        facts = await relations.facts_of(tx, table)
-        if facts:
-            await relations.lock(tx, facts.relation)
+        await relations.hold(tx, table)
+        if facts := await relations.facts_of(tx, table):
+            await relations.lock_for_removal(tx, facts.relation)
             for part in await relations.parts(tx, facts.oid, table.id):
+                await relations.lock_for_removal(tx, part.relation)
                 await relations.execute(tx, triggers.removal(part.relation))
         await relations.remove(tx, table)
     return table

@@ -11,6 +11,7 @@ from datetime import datetime
 import msgspec
 
 from restante.database import partitions, spans, sql
+from restante.database.partitions import Partition, PartitionState
 from restante.database.pool import Connection, Tx
 from restante.errors import BadRequest, TableNotTracked
 from restante.oplog import tables
@@ -26,6 +27,9 @@ queries = sql.load("restante.oplog.tracking", "relations")
 
 # Who waits for the lock blocks every writer behind it.
 _LOCK_TIMEOUT = "3s"
+_BACKGROUND_LOCK_TIMEOUT = "50ms"
+# Below Postgres's deadlock_timeout: in a deadlock it is we who give up.
+_REMOVAL_LOCK_TIMEOUT = "300ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,33 @@ async def lock(tx: Tx, relation: str) -> None:
     """Let no one write to a table, its partitions included; raises TableBusy."""
     await tx.execute(queries.set_lock_timeout, _LOCK_TIMEOUT)
     await tx.execute(f"lock table {relation} in share row exclusive mode")
+
+
+async def hold(tx: Tx, table: TrackedTable) -> tables.State | None:
+    """
+    Let no one else begin, end or follow the capture of a table, without waiting for long.
+
+    Whether it is captured now; None if it is not tracked any more.
+    """
+    await tx.execute(queries.set_lock_timeout, _BACKGROUND_LOCK_TIMEOUT)
+    return await tx.fetchval(queries.hold, table.id)
+
+
+async def lock_if_free(tx: Tx, part: Part) -> None:
+    """Lock as its triggers need it, without a wait that writers notice; raises TableBusy."""
+    await tx.execute(queries.set_lock_timeout, _BACKGROUND_LOCK_TIMEOUT)
+    mode = "share row exclusive" if part.is_part else "access exclusive"
+    await tx.execute(f"lock table {part.relation} in {mode} mode")
+
+
+async def lock_for_removal(tx: Tx, relation: str) -> None:
+    """
+    Let no one read or write a table, its partitions included; raises TableBusy soon.
+
+    At once in the mode that DROP TRIGGER needs: to ask for more later would be a deadlock.
+    """
+    await tx.execute(queries.set_lock_timeout, _REMOVAL_LOCK_TIMEOUT)
+    await tx.execute(f"lock table {relation} in access exclusive mode")
 
 
 async def parts(connection: Connection, oid: int, table_id: int) -> list[Part]:
@@ -230,10 +261,17 @@ async def empty_log(tx: Tx, table: TrackedTable) -> None:
     await tx.execute(f"truncate {sql.quoted(table.log)}")
 
 
+async def leftover_logs(connection: Connection) -> list[Partition]:
+    """The logs of tables that are not tracked any more."""
+    return [
+        Partition(OPS.name, row["name"], PartitionState(row["state"]), None, OPS.name)
+        for row in await connection.fetch(queries.leftover_logs)
+    ]
+
+
 async def remove(tx: Tx, table: TrackedTable) -> None:
-    """Forget a table and drop its log; its triggers are gone already."""
+    """Forget a table, but not its log; its triggers are gone already."""
     await tx.execute(f"drop function if exists {triggers.function_name(table.id)}")
-    await tx.execute(f"drop table if exists {sql.quoted(table.log)}")
     await tx.execute(queries.forget_parked, table.name)
     await tx.execute(queries.forget_unsettled, table.id)
     await tx.execute(queries.forget_snapshots, table.id)

@@ -98,6 +98,24 @@ select name from op_tables where name = $1 or (schema_name, table_name) = ($2, $
 -- name: is_tracked
 select exists (select from op_tables where (schema_name, table_name) = ($1, $2));
 
+-- name: hold
+select state from op_tables where id = $1 for update;
+
+-- name: leftover_logs
+-- Of tables that are not tracked any more.  Postgres detaches one partition at a time, so an interrupted
+-- one comes first.
+select relname as name,
+       case when inhdetachpending then 'detaching'
+            when relispartition then 'attached'
+            else 'detached' end as state
+  from pg_class
+  left join pg_inherits on inhrelid = pg_class.oid
+ where relnamespace = 'restante'::regnamespace
+   and relkind = 'p'
+   and relname ~ '^ops_[0-9]+$'
+   and not exists (select from op_tables where 'ops_' || op_tables.id = relname)
+ order by inhdetachpending is true desc, relname;
+
 -- name: set_lock_timeout
 select set_config('lock_timeout', $1, true);
 

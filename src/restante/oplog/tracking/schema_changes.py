@@ -6,6 +6,7 @@ new partition.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -14,7 +15,7 @@ from restante.database.pool import Connection, Database, Tx
 from restante.errors import RestanteError
 from restante.oplog import tables
 from restante.oplog.tables import TrackedTable
-from restante.oplog.tracking import relations, trackable, triggers
+from restante.oplog.tracking import leftovers, relations, trackable, triggers
 from restante.oplog.tracking.relations import Part
 from restante.oplog.tracking.trackable import Facts
 
@@ -67,6 +68,8 @@ async def refresh(db: Database) -> list[Finding]:
             done += await _refresh(db, table)
         except RestanteError as error:  # such as a lock; the next pass tries again
             done.append(Finding(table.name, str(error)))
+    with suppress(RestanteError):
+        await leftovers.drop(db)
     async with db.connection() as connection:
         return [*done, *await problems(connection)]
 
@@ -74,18 +77,26 @@ async def refresh(db: Database) -> list[Finding]:
 async def _refresh(db: Database, table: TrackedTable) -> list[Finding]:
     async with db.connection() as connection:
         facts = await relations.facts_of(connection, table)
-        if facts is None or not await _is_stale(connection, table, facts):
+        if facts is None or await _key_problem(connection, table, facts):
             return []
+        has_changed = await _has_changed(connection, table, facts)
+        stale = await _stale_parts(connection, table, facts)
+    done = await _refresh_function(db, table) if has_changed else []
+    for part in stale:
+        done += await _refresh_part(db, table, facts, part)
+    return done
+
+
+async def _refresh_function(db: Database, table: TrackedTable) -> list[Finding]:
+    """Without a lock on the table: a function that was made for other columns is only slower."""
     async with db.transaction() as tx:
-        await relations.lock(tx, facts.relation)
+        if await relations.hold(tx, table) is None:
+            return []
         facts = await relations.facts_of(tx, table)
         if facts is None or await _key_problem(tx, table, facts):
             return []
         await relations.create_function(tx, table.id, facts)
-        done = _renamed(table, facts)
-        for part in await relations.parts(tx, facts.oid, table.id):
-            done += await _refresh_part(tx, table, part)
-    return done
+        return _renamed(table, facts)
 
 
 def _renamed(table: TrackedTable, facts: Facts) -> list[Finding]:
@@ -95,7 +106,18 @@ def _renamed(table: TrackedTable, facts: Facts) -> list[Finding]:
     return [Finding(table.name, sentence, is_problem=False)]
 
 
-async def _refresh_part(tx: Tx, table: TrackedTable, part: Part) -> list[Finding]:
+async def _refresh_part(
+    db: Database, table: TrackedTable, facts: Facts, part: Part
+) -> list[Finding]:
+    async with db.transaction() as tx:
+        state = await relations.hold(tx, table)
+        await relations.lock_if_free(tx, part)
+        if state != table.state or part not in await _stale_parts(tx, table, facts):
+            return []  # it has changed again
+        return [await _refreshed_part(tx, table, part)]
+
+
+async def _refreshed_part(tx: Tx, table: TrackedTable, part: Part) -> Finding:
     if not part.is_part:
         await relations.execute(tx, triggers.removal(part.relation))
         sentence = (
@@ -103,27 +125,31 @@ async def _refresh_part(tx: Tx, table: TrackedTable, part: Part) -> list[Finding
             "records. Run `restante oplog pause` and `restante oplog resume`: then they take a "
             "snapshot."
         )
-        return [Finding(table.name, sentence)]
-    if part.triggers or table.state == "paused":
-        return []
+        return Finding(table.name, sentence)
     await relations.execute(tx, triggers.install(table.id, part.relation))
     sentence = f"Changes of the partition {part.relation} are captured from now on."
-    return [Finding(table.name, sentence, is_problem=False)]
+    return Finding(table.name, sentence, is_problem=False)
 
 
-async def _is_stale(connection: Connection, table: TrackedTable, facts: Facts) -> bool:
-    """Whether the triggers were made for other columns, names or partitions."""
+async def _has_changed(connection: Connection, table: TrackedTable, facts: Facts) -> bool:
+    """Whether the triggers were made for other columns or names."""
     known = (table.schema_name, table.table_name, table.key_columns)
     if known != (facts.schema_name, facts.table_name, tuple(facts.key_columns or ())):
         return True
     numbers, shape = await relations.installed(connection, table)
-    if (shape, list(numbers)) != (facts.shape, list(facts.key_numbers)):
-        return True
+    return (shape, list(numbers)) != (facts.shape, list(facts.key_numbers))
+
+
+async def _stale_parts(connection: Connection, table: TrackedTable, facts: Facts) -> list[Part]:
+    """New partitions without triggers, and those with triggers that are none any more."""
     found = await relations.parts(connection, facts.oid, table.id)
-    is_captured = any(part.triggers for part in found)
-    return is_captured and any(
-        not part.is_part or (not part.triggers and table.state == "tracked") for part in found
-    )
+    if not any(part.triggers for part in found):
+        return []
+    return [
+        part
+        for part in found
+        if not part.is_part or (not part.triggers and table.state == "tracked")
+    ]
 
 
 async def _problem(connection: Connection, table: TrackedTable, facts: Facts) -> str | None:
