@@ -8,6 +8,8 @@ import pytest
 from oplog.captured import changes_of, log_of
 from processes import Outcome, Server, restante
 
+from restante.oplog.positions import Position
+
 pytestmark = pytest.mark.anyio
 
 
@@ -60,6 +62,28 @@ async def test_a_table_is_tracked_paused_resumed_and_untracked(app: Any, dsn: st
         r"^pages +public\.pages +id +tracked +[\d.]+ KiB +\d{4}-", listed, re.MULTILINE
     )
     assert untracked == "pages is not tracked any more; its log is dropped.\n"
+
+
+async def test_untrack_names_who_has_not_read_everything(app: Any, dsn: str):
+    output_of(run(dsn, "track", "pages"))
+    await app.execute("insert into pages values ('a', 1)")
+    await app.execute(
+        "insert into restante.op_peers (host, tables, confirmed, added_at) values"
+        " ('https://behind.example', null, '', now()),"
+        " ('https://elsewhere.example', '{other}', '', now()),"
+        " ('https://done.example', '{pages}', '', now())"
+    )
+    head = await app.fetchrow("select era, xid, ulid, n from restante.ops")
+    await app.execute(
+        "update restante.op_peers set confirmed = $1 where host = 'https://done.example'",
+        str(Position(*head)),
+    )
+
+    untracked = output_of(run(dsn, "untrack", "pages"))
+
+    assert "Note: https://behind.example had not read all of it" in untracked
+    assert "elsewhere" not in untracked
+    assert "done.example" not in untracked
 
 
 async def test_options_and_json(app: Any, dsn: str):

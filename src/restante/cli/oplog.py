@@ -96,17 +96,28 @@ def untrack(table: TrackedName, /, *, json: AsJson = False, flags: Flags = None)
     """
     Log no more changes of a table, and drop its log.
 
-    The table and its records stay. Peers keep theirs, and hear nothing more of it.
+    The table and its records stay. Peers keep theirs, and hear nothing more of it: neither what
+    they have not read yet, which is said, nor, if the table is tracked again, what is deleted
+    until then.
 
     Example: restante oplog untrack articles
     """
-    from restante.oplog.tracking import capture
+    from restante.oplog import status
+    from restante.oplog.tracking import capture, relations
 
-    ended = _run(flags, lambda db, _host, _now: capture.untrack(db, table))
+    async def end(db: "Database", _host: str | None, now: datetime) -> tuple[str, list[str]]:
+        async with db.connection() as connection:
+            name = (await relations.find(connection, table)).name
+            unread = await status.not_read_by(connection, name, now=now)
+        return (await capture.untrack(db, table)).name, unread
+
+    name, unread = _run(flags, end)
     if json:
-        print(json_text({"name": ended.name}, indent=2))
-    else:
-        print(f"{printable(ended.name)} is not tracked any more; its log is dropped.")
+        print(json_text({"name": name, "not_read_by": unread}, indent=2))
+        return
+    print(f"{printable(name)} is not tracked any more; its log is dropped.")
+    for host in unread:
+        print(f"Note: {printable(host)} had not read all of it, and does not get the rest.")
 
 
 def tables_(*, json: AsJson = False, flags: Flags = None) -> None:

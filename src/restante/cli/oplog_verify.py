@@ -114,7 +114,7 @@ def resync(
     if json:
         print(json_text({"peer": peer, "table": table, "status": "complete"}, indent=2))
     else:
-        print(f"{table} was taken from {peer}; newer changes of this node have stayed.")
+        print(f"{table} was taken from {peer}; `restante oplog conflicts` lists what may be lost.")
 
 
 async def _resync(url: str, table: str, flags: Any, *, quiet: bool) -> None:

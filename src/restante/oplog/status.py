@@ -110,6 +110,16 @@ async def waiting_for(
     )
 
 
+async def not_read_by(connection: Connection, table: str, *, now: datetime) -> list[str]:
+    """The peers that may see a table, and have not confirmed all that is logged of it."""
+    return [
+        row["host"]
+        for row in await connection.fetch(queries.peers)
+        if (row["tables"] is None or table in row["tables"])
+        and (await waiting_for(connection, [table], row["confirmed"], now=now)).ops
+    ]
+
+
 async def waiting_for_peer(connection: Connection, peer_id: int, *, now: datetime) -> Lag | None:
     """The same for the peer with this number; None if it was removed."""
     row = await connection.fetchrow(queries.confirmed_by, peer_id)
