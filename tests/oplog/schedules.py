@@ -163,10 +163,9 @@ class Schedule:
             self._change_topology(step / steps)
         self._heal()
         others = self.world.differences() + self._drain()
-        if self.scenario.cap is None:
-            # Who is evicted may lose what nobody else has; that is reported.
-            others += self.world.removals
-        return Found(self.world.losses(), others)
+        # Who is evicted may lose what nobody else has; that is reported.
+        removals = self.world.removals if self.scenario.cap is None else []
+        return Found(self.world.losses() + removals, others)
 
     def _step(self, node: Node) -> None:
         steps = {
