@@ -123,6 +123,29 @@ async def test_a_table_of_another_role_is_refused_with_the_grant(
     assert "TO visitor" in (trackable.refusal(facts, forced=True) or "")
 
 
+@pytest.mark.parametrize("theirs", ["pages", "pages_1"])
+async def test_the_table_of_an_owner_who_is_not_us_is_tracked_only_if_forced(
+    db: Database, writer: Any, theirs: str
+):
+    """A trigger or a type of the owner would run with our rights."""
+    await writer.execute(
+        "create table pages (id int primary key) partition by range (id);"
+        f"create table pages_1 partition of pages default; create role painter;"
+        f"alter table {theirs} owner to painter"
+    )
+    try:
+        with pytest.raises(
+            TableUntrackable, match=r"painter\..*tokens of peers.*OWNER TO.*--force"
+        ):
+            await track(db)
+        started = await track(db, forced=True)
+        await capture.untrack(db, "pages")
+    finally:
+        await writer.execute("drop owned by painter cascade; drop role painter")
+
+    assert "belongs to painter" in started.warnings[0]
+
+
 async def test_rows_that_are_hidden_from_us_are_refused(db: Database, writer: Any):
     await writer.execute(PAGES)
     await writer.execute("alter table pages enable row level security")

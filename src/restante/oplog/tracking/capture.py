@@ -32,7 +32,7 @@ class Wanted:
     table: str  # as in SQL
     name: str | None = None  # what peers call it
     key_map: Mapping[str, str] = field(default_factory=dict[str, str])  # name in JSON: column
-    forced: bool = False  # although its keys come from a sequence
+    forced: bool = False  # although its keys come from a sequence, or its owner is another role
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,13 @@ select pg_class.oid::bigint as oid, nspname::text as schema_name, relname::text 
        ) as inherits,
        quote_ident(pg_get_userbyid(relowner)) as owner, quote_ident(current_user) as role,
        pg_has_role(relowner, 'usage') as is_ours,
+       (
+           -- Of the table and its partitions; one who may act as our role anyway is none.
+           select quote_ident(min(pg_get_userbyid(part.relowner)::text))
+             from (select pg_class.oid union select relid from pg_partition_tree(pg_class.oid)) as tree
+             join pg_class part on part.oid = tree.oid
+            where not pg_has_role(part.relowner, current_user, 'member')
+       ) as other_owner,
        row_security_active(pg_class.oid) as hides_rows,
        key.columns as key_columns, coalesce(key.numbers, '{}') as key_numbers,
        coalesce(key.is_deferrable, false) as is_key_deferrable,

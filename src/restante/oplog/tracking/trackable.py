@@ -34,6 +34,7 @@ class Facts:
     owner: str = ""
     is_ours: bool = True  # our role may act as the owner
     role: str = ""
+    other_owner: str | None = None  # of it or of a partition, who may not act as our role
     hides_rows: bool = False  # row-level security applies to our role
     key_columns: Sequence[str] | None = None
     key_numbers: Sequence[int] = ()
@@ -60,7 +61,12 @@ class Facts:
 
 def refusal(facts: Facts, *, forced: bool) -> str | None:
     """Why this relation cannot be tracked, and the way out; None if it can."""
-    return _wrong_relation(facts) or _wrong_rights(facts) or _wrong_key(facts, forced=forced)
+    return (
+        _wrong_relation(facts)
+        or _wrong_rights(facts)
+        or _wrong_owner(facts, forced=forced)
+        or _wrong_key(facts, forced=forced)
+    )
 
 
 def _wrong_relation(facts: Facts) -> str | None:
@@ -98,7 +104,8 @@ def _wrong_rights(facts: Facts) -> str | None:
     if not facts.is_ours:
         return (
             f"{name} belongs to {facts.owner}, and only the owner can create its triggers. "
-            f"Run GRANT {facts.owner} TO {facts.role}."
+            f"Run ALTER TABLE {name} OWNER TO {facts.role}; or, if {facts.owner} is trusted with "
+            f"all that Restante knows, GRANT {facts.owner} TO {facts.role}, and use --force."
         )
     if facts.hides_rows:
         return (
@@ -107,6 +114,24 @@ def _wrong_rights(facts: Facts) -> str | None:
             f"or ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY."
         )
     return None
+
+
+def _wrong_owner(facts: Facts, *, forced: bool) -> str | None:
+    """Triggers, types and casts of the owner run with our rights, in capture and when we apply."""
+    if facts.other_owner is None or forced:
+        return None
+    return (
+        f"{facts.shown} or a partition of it belongs to {facts.other_owner}. {_power(facts)} Run "
+        f"ALTER TABLE ... OWNER TO {facts.role}; or use --force, if {facts.other_owner} is trusted."
+    )
+
+
+def _power(facts: Facts) -> str:
+    return (
+        "Triggers and types of a tracked table run with the rights of "
+        f"{facts.role}, so its owner could read the tokens of peers; and everything, if "
+        f"{facts.role} is a superuser."
+    )
 
 
 def _wrong_key(facts: Facts, *, forced: bool) -> str | None:
@@ -133,6 +158,8 @@ def _wrong_key(facts: Facts, *, forced: bool) -> str | None:
 def warnings(facts: Facts) -> list[str]:
     """What an operator should know about a table that can be tracked."""
     found: list[str] = []
+    if facts.other_owner:
+        found.append(f"It belongs to {facts.other_owner}. {_power(facts)}")
     if facts.counted_keys:
         found.append(
             f"The key comes from a sequence ({', '.join(facts.counted_keys)}): each node needs "
