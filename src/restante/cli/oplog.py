@@ -71,7 +71,8 @@ def track(
     key_map
         What a peer of the older protocol calls a column: name_in_json=column. Repeatable.
     force
-        Track it although its keys come from a sequence: each node must have numbers of its own.
+        Track it although its keys come from a sequence: each node must have numbers of its own. Or
+        although another role owns it, which can then act as Restante's role.
     """
     from restante.oplog.tracking import capture
 
