@@ -379,6 +379,8 @@ async def test_a_record_that_the_server_deletes_after_it_has_read_a_load_goes(
     server, taker = nodes
     await _follow_each_other(server, taker)
     await _load(taker, "insert into notes values ('load')")
+    trimmed = await taker.sql.fetchval("select trimmed from restante.op_tables")
+    await server.has_read(positions.parsed(trimmed))  # of the other tables
     await take(taker, server)
     await server.sql.execute("delete from notes where id = 'load'")
     await server.drop_log()

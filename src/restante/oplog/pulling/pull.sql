@@ -52,8 +52,8 @@ update op_peers set gaps = gaps + 1, gap_at = $2
 returning true;
 
 -- name: waiting_snapshots
--- The newest wish of each peer that nobody has begun to fulfil.
+-- The newest wish of each peer that nobody has begun to fulfil.  Those for a gap are the puller's own.
 select peer_id, max(started_at) as wanted_at
   from op_snapshots
- where phase = 'new' and begun = 0 and started_at < $1
+ where phase = 'new' and begun = 0 and started_at < $1 and not is_for_gap
  group by peer_id;
