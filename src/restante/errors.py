@@ -70,6 +70,12 @@ class DatabaseForbidden(RestanteError):
     code = "database_forbidden"
 
 
+class DatabaseRefused(RestanteError):
+    """The database refused a command's statement: a table was changed meanwhile, or is damaged."""
+
+    code = "database_refused"
+
+
 class PoolerUnusable(RestanteError):
     """A connection pooler in front of the database does not keep sessions apart."""
 

@@ -16,6 +16,7 @@ from restante.errors import (
     CodeTooOld,
     DatabaseFull,
     DatabaseReadOnly,
+    DatabaseRefused,
     DatabaseUnavailable,
     StatementTimedOut,
 )
@@ -242,6 +243,17 @@ async def test_our_own_errors_and_errors_in_sql_pass_unchanged(db: Database):
     with pytest.raises(asyncpg.UndefinedTableError):
         async with db.connection() as connection:
             await connection.execute("select * from no_such_table")
+
+
+async def test_what_the_database_refuses_is_a_sentence_for_commands(db: Database):
+    async with db.connection() as connection:
+        with (
+            pytest.raises(DatabaseRefused, match='column "nothing" does not exist'),
+            driver_errors.refusal_named(),
+        ):
+            await connection.fetchval("select nothing")
+    with pytest.raises(StatementTimedOut), driver_errors.refusal_named():
+        raise StatementTimedOut("It took too long.")
 
 
 async def test_every_connection_uses_our_schema_and_our_timeouts(dsn: str):

@@ -146,6 +146,29 @@ def test_failures_are_sentences_and_end_with_1(nodes: tuple[Server, Server]):
     assert all("Traceback" not in one.stderr for one in (stranger, unknown, unnamed, untracked))
 
 
+def test_numbers_under_which_nothing_is_parked_end_with_1(nodes: tuple[Server, Server]):
+    a, _ = nodes
+
+    retried = oplog(a, "parked", "retry", "99999", "99998")
+    discarded = oplog(a, "parked", "discard", "99999")
+    listed = [oplog(a, *words, "--json") for words in (("parked", "list"), ("conflicts",))]
+
+    assert (retried.code, discarded.code) == (1, 1)
+    assert retried.stderr == "restante: Nothing is parked under 99998, 99999.\n"
+    assert discarded.stderr == "restante: Nothing is parked under 99999.\n"
+    assert [list(json.loads(one.stdout)) for one in listed] == [["parked"], ["conflicts"]]
+
+
+def test_what_the_database_refuses_is_a_sentence(nodes: tuple[Server, Server]):
+    a, _ = nodes
+
+    refused = oplog(a, "parked", "retry", str(2**70))
+
+    assert refused.code == 1
+    assert refused.stderr.startswith("restante: The database refused a statement: ")
+    assert refused.stderr.count("\n") == 1
+
+
 def test_the_status_shows_both_directions(nodes: tuple[Server, Server]):
     a, b = nodes
     fill(nodes, 2000)

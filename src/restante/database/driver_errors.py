@@ -14,6 +14,7 @@ from restante.errors import (
     DatabaseForbidden,
     DatabaseFull,
     DatabaseReadOnly,
+    DatabaseRefused,
     DatabaseUnavailable,
     RestanteError,
     StatementTimedOut,
@@ -90,6 +91,15 @@ def translated() -> Iterator[None]:
         if known is None:
             raise
         raise known from error
+
+
+@contextmanager
+def refusal_named() -> Iterator[None]:
+    """For commands: turn what the server refuses, and is not translated, into a sentence too."""
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        raise DatabaseRefused(f"The database refused a statement: {full_reason(error)}") from error
 
 
 def translation(error: BaseException) -> RestanteError | None:

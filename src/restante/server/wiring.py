@@ -13,7 +13,7 @@ import msgspec
 import structlog
 from starlette.applications import Starlette
 
-from restante.database import migrate
+from restante.database import driver_errors, migrate
 from restante.database.listener import Listener
 from restante.database.pool import Database
 from restante.database.rules import Phase
@@ -159,22 +159,23 @@ class Operator:
 async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncIterator[Operator]:
     """For commands: the services of a server, without one; `given` settings were set explicitly."""
     logs.configure(settings.log_format, "warning")
-    async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
-        await Readiness(db, migrate.shipped()).check()
-        settings = await with_saved_retention(settings, db, given=given)
-        disk = await disk_of(settings, db, _ballast(settings, data_directory(settings)))
-        wakeups, subjects = Wakeups(db, Listener(dsn)), subjects_of(settings, disk)
-        yield Operator(
-            db,
-            sweep_of(db, subjects, disk),
-            SpaceAccount(db, subjects, disk),
-            UploadAdmin(
-                receiver_of(settings, db, wakeups, disk),
-                ack_retention=policies.ack_retention(settings),
-            ),
-        )
-        await wakeups.notify_others()  # the readers wait at the servers
-        await disk.keep_ballast()
+    with driver_errors.refusal_named():
+        async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
+            await Readiness(db, migrate.shipped()).check()
+            settings = await with_saved_retention(settings, db, given=given)
+            disk = await disk_of(settings, db, _ballast(settings, data_directory(settings)))
+            wakeups, subjects = Wakeups(db, Listener(dsn)), subjects_of(settings, disk)
+            yield Operator(
+                db,
+                sweep_of(db, subjects, disk),
+                SpaceAccount(db, subjects, disk),
+                UploadAdmin(
+                    receiver_of(settings, db, wakeups, disk),
+                    ack_retention=policies.ack_retention(settings),
+                ),
+            )
+            await wakeups.notify_others()  # the readers wait at the servers
+            await disk.keep_ballast()
 
 
 async def disk_of(settings: Settings, db: Database, ballast: Ballast | None = None) -> Disk:
