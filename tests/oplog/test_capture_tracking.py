@@ -503,10 +503,12 @@ async def test_untrack_and_resume_do_not_disturb_writers_of_other_tables(
         await other.fetch("select from restante.ops")
         await ending
         assert await watcher.fetchval(logs) == 3
+        await track(db, "public.pages")
     await capture.resume(db, "drafts", host=OWN, now=now())
     await schema_changes.refresh(db)
 
-    assert await watcher.fetchval(logs) == 2
+    assert await watcher.fetchval(logs) == 3
+    assert await relations.leftover_logs(await _ours(watcher)) == []
     assert len(await log_of(writer, "parts")) == 2
 
 
