@@ -42,6 +42,11 @@ async def logged(
     connection: Connection, name: str, *, key: Sequence[str] = ("id",)
 ) -> TrackedTable:
     """Give a table of the schema public its part of the log."""
+    async with connection.transaction():  # a server creates partitions for what it sees
+        return await _logged(connection, name, key)
+
+
+async def _logged(connection: Connection, name: str, key: Sequence[str]) -> TrackedTable:
     await tables.identify(connection, OWN)
     number = await connection.fetchval(
         """
