@@ -20,6 +20,7 @@ from restante.oplog.peers import Changes
 from restante.oplog.positions import Position
 from restante.oplog.serving import log, serve
 from restante.oplog.serving.encoding import PageEncoder
+from restante.oplog.serving.readers import OpenEnds
 from restante.oplog.serving.serve import Ask
 from restante.wire import oplog as wire
 
@@ -56,7 +57,7 @@ async def _page(db: Database, rows: int) -> float:
     middle = await _position(db, rows // RECORDS_PER_OP // 2)
     started = time.monotonic()
     ask = Ask(position=str(middle), is_ours=True, limits=log.Limits(ops=PAGE_OPS))
-    page = await serve.read(db, _READER, ask, now=datetime.now(UTC))
+    page = await serve.read(db, _READER, ask, OpenEnds(), now=datetime.now(UTC))
     encoder = PageEncoder(page.tables, is_ours=True)
     encoder.add(page.records)
     async for records in serve.rest(db, page):
@@ -70,7 +71,7 @@ async def _empty_page(db: Database, rows: int) -> float:
     end = await _position(db, rows // RECORDS_PER_OP - 1)
     started = time.monotonic()
     ask = Ask(position=str(end), is_ours=True)
-    page = await serve.read(db, _READER, ask, now=datetime.now(UTC))
+    page = await serve.read(db, _READER, ask, OpenEnds(), now=datetime.now(UTC))
     assert page.last is None
     return (time.monotonic() - started) * 1000
 
