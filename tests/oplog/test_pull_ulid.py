@@ -513,7 +513,11 @@ async def test_empty_pages_in_the_minutes_of_overlap_do_not_stall(reader: Reader
     assert await reader.names() == ["a", "b"]
 
 
-@pytest.mark.parametrize("end", [ulid(minutes_ago=25), ulid(minutes_ago=26), "garbage", ""])
+@pytest.mark.parametrize(
+    "end",
+    [ulid(minutes_ago=25), ulid(minutes_ago=26), "garbage", ""],
+    ids=["the cursor", "before it", "garbage", "nothing"],
+)
 async def test_a_page_that_is_not_all_but_does_not_go_on_is_a_failure(reader: Reader, end: str):
     await reader.pull(http(body=[op(20, note("a"))]))
 

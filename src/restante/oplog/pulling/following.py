@@ -259,11 +259,19 @@ class Follower:
         return Ask(
             position=str(cursor.position) if cursor.position else "",
             after=after,
-            wait_seconds=self.pace.wait_seconds if peer.protocol == "restante" else 0,
+            wait_seconds=self._wait_seconds(state) if peer.protocol == "restante" else 0,
             floor=ulids.text_of(floor) if floor != ulids.LOWEST else "",
             head=str(head.position) if head else "",
             limit=None if peer.protocol == "ulid" else _fitting_ops(peer, state),
         )
+
+    def _wait_seconds(self, state: State) -> int:
+        """A snapshot that is wanted does not wait for the end of a long poll."""
+        if state.gap_since is not None:
+            return 0
+        now = asyncio.get_running_loop().time()
+        left = [int(one.again_at - now) for one in state.snapshots.values()]
+        return max(min([self.pace.wait_seconds, *left]), 0)
 
     async def _joined(
         self, connection: Connection, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable]
