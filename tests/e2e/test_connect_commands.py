@@ -216,9 +216,10 @@ def test_file_uris_in_messages_are_rewritten(office: Office, ana: Connect):
     sent = {"kind": "file", "file": {"uri": f"platform-pending:{kept.workspace_id}/{file_id}"}}
     unknown = {"kind": "file", "file": {"uri": f"platform-pending:{kept.workspace_id}/unknown"}}
     parts = [sent, unknown, {"kind": "text", "text": "here"}]
-    office.say(ana, message(parts=parts))
-    office.say(ana, message(params={"parts": parts}))
-    office.say(ana, message(params={"message": {"messageId": "m", "role": "user", "parts": parts}}))
+    one, two, three = ({"messageId": name, "role": "user"} for name in ("a", "b", "c"))
+    office.say(ana, message(parts=parts, **one))
+    office.say(ana, message(params={"parts": parts, **two}))
+    office.say(ana, message(params={"message": {"parts": parts, **three}}))
     keep = ana.root / "rows"
 
     ended = restante(
@@ -235,9 +236,9 @@ def test_file_uris_in_messages_are_rewritten(office: Office, ana: Connect):
     here = {"kind": "file", "file": {"uri": f"workspace:{ana.path_of(NOTE.name)}"}}
     expected = [here, unknown, {"kind": "text", "text": "here"}]
     assert [row["request_body"] for row in rows] == [
-        message(parts=expected),
-        message(params={"parts": expected}),
-        message(params={"message": {"messageId": "m", "role": "user", "parts": expected}}),
+        message(parts=expected, **one),
+        message(params={"parts": expected, **two}),
+        message(params={"message": {"parts": expected, **three}}),
     ]
     assert [row["seq"] for row in rows] == [2, 3, 4]
 
