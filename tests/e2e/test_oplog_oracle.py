@@ -15,7 +15,7 @@ import soak
 from oplog.old_peer import OldPeer
 from oplog.oracle import KEYS, Node, Nodes, Op, Writer, until_accounted
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.soak, pytest.mark.timeout(300), soak.only_long]
 
 # Ten minutes apart, and none so far ahead that its ops are parked.
 OFFSETS = (-315, 0, 285)

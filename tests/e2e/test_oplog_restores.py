@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import soak
 from oplog.clusters import Cluster
 from oplog.oracle import Node, Nodes, until_accounted, until_equal
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.soak, pytest.mark.timeout(300), soak.only_long]
 
 
 @dataclass(slots=True)

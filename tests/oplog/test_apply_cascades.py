@@ -1,5 +1,6 @@
 """What an applied change causes in other tracked tables is a change of this node."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -27,7 +28,9 @@ async def test_a_cascade_of_an_applied_delete_is_logged(db: Database, connection
     await connection.execute("insert into public.parents values (1)")
     await connection.execute("insert into public.children values (7, 1)")
     peer = await make_peer(db)
-    deleted = op("delete", {"id": 1}, at=3700, table="parents")
+    now = datetime.now(UTC)
+    soon = (now - NOW).total_seconds() + 3600 + 60
+    deleted = op("delete", {"id": 1}, at=soon, table="parents")
 
     await apply_page(
         db,
@@ -35,7 +38,7 @@ async def test_a_cascade_of_an_applied_delete_is_logged(db: Database, connection
         pull_from(peer),
         expected_cursor="",
         end_cursor=deleted.position,
-        now=NOW,
+        now=now,
     )
 
     assert await rows(connection, "children") == []
