@@ -114,8 +114,9 @@ async def test_long_and_odd_ids_are_remembered_in_a_few_bytes(
     for _ in range(2):
         assert (await caller.message(said(message_id=message_id), to=caller)).status == 200
 
-    (row,) = await (await connections()).fetch("select * from message_ids")
-    assert len(row["digest"].bytes) == 16
+    rows = await (await connections()).fetch("select * from message_ids")
+    assert len({row["slot"] for row in rows}) == len(rows)  # near the end of a slot there are two
+    assert {len(row["digest"].bytes) for row in rows} == {16}
     assert len(await caller.feed()) == 1
 
 
@@ -319,4 +320,4 @@ async def test_the_ids_count_among_what_all_feeds_hold(
         NOW,
     )
 
-    assert 100_000 < await store.total_bytes(connection) < 200_000
+    assert 100_000 < await store.total_bytes(connection) < 300_000
