@@ -29,13 +29,9 @@ from restante.delivery.subject import (
 from restante.feed.subject import FEED, CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
 from restante.ids import FileId, WorkspaceId
-from restante.oplog.subject import (
-    EndedSnapshots,
-    OldConflicts,
-    OpLog,
-    ParkedOps,
-    UnsettledDeletes,
-)
+from restante.oplog.subject import EndedSnapshots, OldConflicts, ParkedOps, UnsettledDeletes
+from restante.oplog.trimming.gate import Limits
+from restante.oplog.trimming.log_subject import OpLog
 from restante.retention.space import SpaceSamples
 from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep
@@ -121,6 +117,7 @@ def make_subjects(
     ack_retention: timedelta = HOUR,
     feed_retention: timedelta = timedelta(days=30),
     feed_limit: TotalLimit | None = None,
+    log_limits: Limits | None = None,
 ) -> Subjects:
     """Everything that is kept bounded, as a server has it."""
     limit = feed_limit or TotalLimit()
@@ -135,7 +132,7 @@ def make_subjects(
         EndedSnapshots(),
         UnsettledDeletes(),
         CrowdedFeeds(limit),
-        OpLog(),
+        OpLog(log_limits or Limits()),
         Buckets(width=HOUR, ack_retention=ack_retention),
         FeedPartitions(retention=feed_retention, limit=limit),
         MessageIds(),

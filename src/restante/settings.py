@@ -176,6 +176,43 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "without a token. Default: none."
         ),
     ] = None
+    ops_retention_days: Annotated[
+        Annotated[float, Meta(gt=0, le=3650)] | None,
+        Meta(
+            description="How long ops are kept, of tables without a retention of their own; what a "
+            "peer has not read stays. Default: for ever."
+        ),
+    ] = None
+    ops_cursor_margin_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=31_536_000,
+            description="Ops stay for so long after the slowest peer has read them.",
+        ),
+    ] = 3600.0
+    ops_cap_days: Annotated[
+        Annotated[float, Meta(gt=0, le=3650)] | None,
+        Meta(
+            description="Older ops go although a peer has not read them; it is evicted, and takes "
+            "a snapshot when it comes back. Default: no cap."
+        ),
+    ] = None
+    ops_cap_bytes: Annotated[
+        Annotated[int, Meta(ge=1_048_576)] | None,
+        Meta(
+            description="The oldest ops go when the logs of all tables together take more than "
+            "this on disk, although a peer has not read them. Default: no cap."
+        ),
+    ] = None
+    dormant_ops_cleanup: Annotated[
+        bool,
+        Meta(description="Drop all ops of tables that have had none for long; peers come first."),
+    ] = False
+    dormant_ops_threshold_days: Annotated[
+        float,
+        Meta(gt=0, le=3650, description="For how long such a table has had no op; at least 1."),
+    ] = 90.0
     phantom_stale_seconds: Annotated[
         int,
         Meta(
@@ -335,6 +372,7 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     settings = _with_room_for_files(settings, given(environ, flags))
     _check_not_above(settings, "upload_ttl_min_seconds", "upload_ttl_max_seconds")
     _check_not_above(settings, "max_file_bytes", "max_request_bytes")
+    _check_dormancy(settings)
     _check_token(settings, "admin_token")
     _check_token(settings, "registration_token")
     allowed_origins(settings, on_loopback=False)
@@ -381,6 +419,14 @@ def _check_not_above(settings: Settings, lower: str, upper: str) -> None:
         raise SettingsInvalid(
             f"{variable(lower)} must not be greater than {variable(upper)}; "
             f"they are {low} and {high}."
+        )
+
+
+def _check_dormancy(settings: Settings) -> None:
+    if settings.dormant_ops_threshold_days < 1:
+        raise SettingsInvalid(
+            f"{variable('dormant_ops_threshold_days')} must be 1 or more: an op may reach its "
+            "table a day late, so a table without one for less than 24 h is not dormant."
         )
 
 

@@ -2,20 +2,22 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, Group, Parameter
 
-from restante.cli import oplog_parked, oplog_peers, oplog_status, oplog_verify
+from restante.cli import oplog_index, oplog_parked, oplog_peers, oplog_status, oplog_verify
 from restante.cli.flags import DATABASE, flags_for, operator_for, settings_from
 from restante.cli.output import json_text, shown_bytes
-from restante.errors import BadRequest
+from restante.errors import BadRequest, TableNotTracked
 from restante.text import printable
 from restante.wire.oplog_tables import TrackedTableView
 
 if TYPE_CHECKING:
     from restante.database.pool import Database
+    from restante.oplog.tracking.own_limits import OwnLimits
 
     OplogFlags = Any
 else:
@@ -24,6 +26,8 @@ else:
 Result = TypeVar("Result")
 TableName = Annotated[str, Parameter(help="The table, or schema.table; quoted as in SQL.")]
 TrackedName = Annotated[str, Parameter(help="The table, or the name that peers use.")]
+Days = float | Literal["default"] | None
+Bytes = int | Literal["default"] | None
 AsJson = Annotated[bool, Parameter(help="Print JSON.", negative=(), show_default=False)]
 Flags = Annotated[OplogFlags | None, Parameter(name="*")]
 
@@ -41,7 +45,7 @@ def register(app: App, group: Group) -> None:
     oplog.command(tables_, name="tables")
     oplog.command(pause)
     oplog.command(resume)
-    for commands in (oplog_peers, oplog_parked, oplog_status, oplog_verify):
+    for commands in (oplog_peers, oplog_parked, oplog_status, oplog_verify, oplog_index):
         commands.register(oplog)
     app.command(oplog)
 
@@ -52,17 +56,23 @@ def track(
     *,
     name: Annotated[str | None, Parameter(name="--as")] = None,
     key_map: Annotated[list[str] | None, Parameter(negative=())] = None,
+    retention_days: Days = None,
+    cap_days: Days = None,
+    cap_bytes: Bytes = None,
     force: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     json: AsJson = False,
     flags: Flags = None,
 ) -> None:
     """
-    Log every change of a table from now on.
+    Log every change of a table from now on, or change the limits of its log.
 
     The table needs a primary key. Records that it has already reach peers by a snapshot. Writers
     wait while the triggers are created.
 
-    Example: restante oplog track articles
+    Of a table that is tracked already only the limits can be given: the server follows at its next
+    sweep.
+
+    Example: restante oplog track articles --retention-days 30
 
     Parameters
     ----------
@@ -70,15 +80,27 @@ def track(
         What peers call the table. [default: its name, with the schema unless that is public]
     key_map
         What a peer of the older protocol calls a column: name_in_json=column. Repeatable.
+    retention_days
+        How long its ops are kept once every peer has read them; 0: for ever, default: as the server
+        is set. [default: as the server is set]
+    cap_days
+        Older ops go although a peer has not read them, which is evicted; 0: never, default: as the
+        server is set. [default: as the server is set]
+    cap_bytes
+        The oldest ops go when its log takes more on disk, although a peer has not read them; 0 or
+        default: never. [default: never]
     force
         Track it although its keys come from a sequence: each node must have numbers of its own. Or
         although another role owns it, which can then act as Restante's role.
     """
     from restante.oplog.tracking import capture
 
-    wanted = capture.Wanted(table, name, _key_map(key_map or ()), forced=force)
+    limits = _own_limits(retention_days, cap_days, cap_bytes)
+    wanted = capture.Wanted(table, name, _key_map(key_map or ()), forced=force, limits=limits)
 
     async def start(db: "Database", host: str | None, now: datetime) -> TrackedTableView:
+        if limits.are_given and await _is_tracked(db, table):
+            return await _view(db, (await capture.set_limits(db, table, limits)).name)
         started = await capture.track(db, wanted, host=host, now=now)
         return await _view(db, started.table.name, started.warnings)
 
@@ -191,6 +213,30 @@ def _run(
             return await action(operator.db, host, datetime.now(UTC))
 
     return asyncio.run(run())
+
+
+async def _is_tracked(db: "Database", table: str) -> bool:
+    from restante.oplog.tracking import relations
+
+    async with db.connection() as connection:
+        with suppress(TableNotTracked):
+            await relations.find(connection, table)
+            return True
+    return False
+
+
+def _own_limits(
+    retention_days: "float | Literal['default'] | None",
+    cap_days: "float | Literal['default'] | None",
+    cap_bytes: "int | Literal['default'] | None",
+) -> "OwnLimits":
+    from restante.oplog.tracking.own_limits import DEFAULT, OwnLimits
+
+    given = (retention_days, cap_days, cap_bytes)
+    if any(isinstance(one, int | float) and not 0 <= one <= 2**62 for one in given):
+        raise BadRequest("A limit must not be negative.")
+    days, cap, size = (DEFAULT if one == "default" else one for one in given)
+    return OwnLimits(days, cap, None if size is None else int(size))
 
 
 def _key_map(pairs: Sequence[str]) -> dict[str, str]:

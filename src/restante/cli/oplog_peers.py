@@ -57,6 +57,7 @@ def add(
     relays: Names = None,
     max_ops_per_minute: Limit = None,
     max_bytes_per_minute: Limit = None,
+    evict_after_days: Annotated[float | None, Parameter(validator=Number(gte=0, lte=3650))] = None,
     new_token: Switch = False,
     json: AsJson = False,
     flags: Flags = None,
@@ -100,6 +101,9 @@ def add(
         How many ops are exchanged with the peer in a minute. [default: no limit]
     max_bytes_per_minute
         The same in bytes. [default: no limit]
+    evict_after_days
+        If the peer reads nothing for so many days, ops go although it has not read them, and it
+        takes a snapshot when it comes back; 0: never. [default: never]
     new_token
         Replace the token that the peer shows to this node, and print the new one.
     """
@@ -113,6 +117,7 @@ def add(
         relays=_names(relays),
         max_ops_per_minute=max_ops_per_minute,
         max_bytes_per_minute=max_bytes_per_minute,
+        evict_after_days=evict_after_days,
         renews_token=new_token,
     )
     if invite is None:

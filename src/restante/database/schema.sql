@@ -211,7 +211,8 @@ create table op_hosts (
 
 create table op_node (
     only_row boolean not null primary key default true check (only_row),
-    host_id  integer not null
+    host_id  integer not null,
+    limits   json    not null default '{}'  -- of the log, as the last server that started has them
 );
 
 -- The tracked tables.
@@ -230,6 +231,13 @@ create table op_tables (
     trimmed        text        not null default '' collate "C",
     unlogged       text        not null default '' collate "C",  -- what changed before may have no op
     taken_snapshot boolean     not null default false,
+    retention_days double precision check (retention_days >= 0),  -- null: the server's, 0: for ever
+    cap_days       double precision check (cap_days >= 0),
+    cap_bytes      bigint      check (cap_bytes >= 0),
+    dropped_ops    bigint      not null default 0,
+    dropped_bytes  bigint      not null default 0,
+    dropped_at     timestamptz,
+    dormant_ops    bigint      not null default 0,
     changed_at     timestamptz not null,
     unique (schema_name, table_name)
 );
@@ -292,7 +300,18 @@ create table op_peers (
     page_ends           text[]      not null default '{}',
     confirmed           text        not null default '' collate "C",
     confirmed_at        timestamptz,
-    peer_head           text        not null default '' collate "C"
+    peer_head           text        not null default '' collate "C",
+    read_all_at         timestamptz,  -- when the last pull began that read its log to the end
+    -- It has read our log up to `passed`, and we have read all that it had written by then.  It has read up
+    -- to `passing`, and its log ended at that head then.
+    passed              text        not null default '' collate "C",
+    passing             text        not null default '' collate "C",
+    passing_head        text        not null default '' collate "C",
+    passing_at          timestamptz,
+    evict_after_days    double precision check (evict_after_days > 0),
+    evicted_at          timestamptz,  -- since then ops go although it has not read them
+    evictions           bigint      not null default 0,
+    spared_until        timestamptz  -- it has just taken a snapshot, and is not evicted again
 );
 
 -- Ops that could not be applied, with the reason.

@@ -48,6 +48,8 @@ class Peer:
     max_ops_per_minute: int | None = None
     max_bytes_per_minute: int | None = None
     added_at: datetime | None = None
+    evict_after_days: float | None = None  # for so long it may be away
+    evicted_at: datetime | None = None
 
     def may_see(self, table: str) -> bool:
         """Whether it may read and send ops of this table."""
@@ -80,6 +82,7 @@ class Changes:
     relays: Sequence[str] | None = None
     max_ops_per_minute: int | None = None
     max_bytes_per_minute: int | None = None
+    evict_after_days: float | None = None  # 0: it may be away for ever
     shown_token: str | None = None  # what it is to show to us, if somebody has chosen it already
     renews_token: bool = False  # the token that it shows to us is replaced
 
@@ -227,6 +230,7 @@ async def add(
         changes.max_bytes_per_minute,
         now,
         changes.renews_token or changes.shown_token is not None,
+        changes.evict_after_days,
     )
     peer = await find(connection, host)
     assert peer is not None  # noqa: S101 - it was just written
@@ -301,6 +305,8 @@ def view(peer: Peer) -> PeerView:
         max_bytes_per_minute=peer.max_bytes_per_minute,
         protocol=peer.protocol,
         added_at=peer.added_at,
+        evict_after_days=peer.evict_after_days,
+        evicted_at=peer.evicted_at,
     )
 
 

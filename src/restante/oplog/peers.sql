@@ -1,20 +1,20 @@
 -- name: peers
 -- Without ourselves: the address of this node may have been set after it was added as a peer.
 select id, host, tables, relays, token, token_hash is not null as has_token, protocol, cursor,
-       max_ops_per_minute, max_bytes_per_minute, added_at
+       max_ops_per_minute, max_bytes_per_minute, added_at, evict_after_days, evicted_at
   from op_peers
  where host is distinct from (select h.host from op_node o join op_hosts h on h.id = o.host_id)
  order by host;
 
 -- name: peer_by_host
 select id, host, tables, relays, token, token_hash is not null as has_token, protocol, cursor,
-       max_ops_per_minute, max_bytes_per_minute, added_at
+       max_ops_per_minute, max_bytes_per_minute, added_at, evict_after_days, evicted_at
   from op_peers
  where host = $1;
 
 -- name: peer_by_token
 select id, host, tables, relays, token, token_hash is not null as has_token, protocol, cursor,
-       max_ops_per_minute, max_bytes_per_minute, added_at
+       max_ops_per_minute, max_bytes_per_minute, added_at, evict_after_days, evicted_at
   from op_peers
  where token_hash = $1;
 
@@ -22,8 +22,8 @@ select id, host, tables, relays, token, token_hash is not null as has_token, pro
 -- What is null keeps its value; an empty array means all.  A token that the peer shows already stays,
 -- unless a new one is asked for.
 insert into op_peers as peer (host, token_hash, token, tables, relays, max_ops_per_minute,
-                              max_bytes_per_minute, added_at)
-values ($1, $2, $3, nullif($4::text[], '{}'), nullif($5::text[], '{}'), $6, $7, $8)
+                              max_bytes_per_minute, added_at, evict_after_days)
+values ($1, $2, $3, nullif($4::text[], '{}'), nullif($5::text[], '{}'), $6, $7, $8, nullif($10::float, 0))
     on conflict (host) do update
    set token_hash = case when $9 or peer.token_hash is null
                          then excluded.token_hash else peer.token_hash end,
@@ -31,7 +31,9 @@ values ($1, $2, $3, nullif($4::text[], '{}'), nullif($5::text[], '{}'), $6, $7, 
        tables = case when $4::text[] is null then peer.tables else excluded.tables end,
        relays = case when $5::text[] is null then peer.relays else excluded.relays end,
        max_ops_per_minute = coalesce(excluded.max_ops_per_minute, peer.max_ops_per_minute),
-       max_bytes_per_minute = coalesce(excluded.max_bytes_per_minute, peer.max_bytes_per_minute)
+       max_bytes_per_minute = coalesce(excluded.max_bytes_per_minute, peer.max_bytes_per_minute),
+       evict_after_days = case when $10::float is null then peer.evict_after_days
+                               else excluded.evict_after_days end
 returning token_hash = $2 as is_token_new;
 
 -- name: remove_peer

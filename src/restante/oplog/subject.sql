@@ -1,7 +1,3 @@
--- name: log_parents
--- Of tables that are tracked.  A log whose table is being added or removed is not seen.
-select 'ops_' || id as parent, name from op_tables order by id;
-
 -- name: count_parked
 -- Of tables that are not tracked any more.
 select count(*) from (

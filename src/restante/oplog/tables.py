@@ -18,10 +18,12 @@ from restante.text import MAX_QUOTED, printable
 
 queries = sql.load("restante.oplog", "tables")
 
-# The log: a partition per tracked table, and below it one per range of arrival.  They are wide,
-# and created well ahead: without one the application's own writes would fail, server or not.
+# The log: a partition per tracked table, and below it one per range of arrival.  They are as wide
+# as the retention allows, and created well ahead: without one the application's own writes would
+# fail, server or not.
 OPS = PartitionedTable("ops", bound_of=datetime.isoformat, moment_of=datetime.fromisoformat)
 LOG_WIDTH = timedelta(days=30)
+LEAST_LEAD = timedelta(days=30)
 
 State = Literal["tracked", "paused"]
 

@@ -82,6 +82,7 @@ class Work(Protocol):
     @property
     def is_out_of_time(self) -> bool: ...
     def moved(self, size: int) -> None: ...
+    def freed(self, size: int) -> None: ...
     async def detach_and_drop(self, partition: Partition) -> None: ...
 
 
@@ -90,12 +91,17 @@ class PartitionSubject(Subject, Generic[Contents]):
 
     table: PartitionedTable
     width: timedelta  # of new partitions
+    least_lead = timedelta(hours=6)  # so far ahead of the clock there are partitions at least
     # Rows may still be written to a partition for this long after its range has ended.
     settling = timedelta(seconds=5)
 
     async def parents(self, connection: Connection) -> Sequence[str]:
         """The tables that partitions are attached to; more than one if there are two levels."""
         return [self.table.name]
+
+    async def widths(self, connection: Connection) -> Mapping[str, timedelta]:
+        """How wide new partitions of each parent are."""
+        return dict.fromkeys(await self.parents(connection), self.width)
 
     async def contents(
         self, connection: Connection, past: Sequence[Partition], *, now: datetime, closely: bool

@@ -332,6 +332,9 @@ class _PartitionWork:
     def moved(self, size: int) -> None:
         self._pass.bytes_moved += size
 
+    def freed(self, size: int) -> None:
+        self._pass.bytes_dropped += size
+
     async def still_planned(self, steps: Sequence[PlanStep]) -> list[PlanStep]:
         """The steps whose partition is still there, in the state that they were planned for."""
         found = await partitions.partitions_of(self.connection, self._subjects.partitioned_tables)

@@ -10,18 +10,17 @@ from restante.retention.subjects import Subjects
 
 log = structlog.get_logger()
 
-_MIN_LEAD = timedelta(hours=6)
 _MAX_PARTITIONS_AHEAD = 60
 
 
-def lead_of(width: timedelta) -> timedelta:
-    """How far ahead of the clock partitions exist: hours, and at least three partitions."""
-    return min(max(3 * width, _MIN_LEAD), _MAX_PARTITIONS_AHEAD * width)
+def lead_of(width: timedelta, least: timedelta) -> timedelta:
+    """How far ahead of the clock partitions exist: the least, and at least three partitions."""
+    return min(max(3 * width, least), _MAX_PARTITIONS_AHEAD * width)
 
 
 def seconds_between_looks(subjects: Subjects) -> float:
     """Often enough that partitions do not run out if a few looks fail."""
-    shortest = min(lead_of(subject.width) for subject in subjects.partitions)
+    shortest = min(lead_of(one.width, one.least_lead) for one in subjects.partitions)
     return min(60.0, shortest.total_seconds() / 4)
 
 
@@ -29,15 +28,15 @@ async def create_partitions(db: Database, subjects: Subjects, *, now: datetime) 
     """Create partitions for the hours to come."""
     for subject in subjects.partitions:
         async with db.connection() as connection:
-            parents = await subject.parents(connection)
-        for parent in parents:
+            widths = await subject.widths(connection)
+        for parent, width in widths.items():
             created = await partitions.create_ahead(
                 db,
                 subject.table,
                 parent=parent,
                 now=now,
-                width=subject.width,
-                lead=lead_of(subject.width),
+                width=width,
+                lead=lead_of(width, subject.least_lead),
             )
             if created:
                 log.info("partitions_created", table=parent, count=len(created))

@@ -1,6 +1,7 @@
 """What the settings mean for each part: the policies, limits and quotas that follow from them."""
 
 from datetime import timedelta
+from typing import Any
 
 import structlog
 
@@ -9,6 +10,7 @@ from restante.delivery.rules import MAX_FILES_PER_REQUEST, Pace, Quota, ReceiveP
 from restante.feed.rules import WriteLimits
 from restante.oplog import peers
 from restante.oplog.open_to import OpenTo
+from restante.oplog.trimming.gate import Limits, Policy
 from restante.retention.store import RetentionSettings
 from restante.settings import Settings, variable
 
@@ -29,6 +31,37 @@ def retention_settings(settings: Settings) -> RetentionSettings:
 def ack_retention(settings: Settings) -> timedelta:
     """How long an acknowledged file can be reopened."""
     return max(retention_settings(settings).ack, timedelta(0))
+
+
+def log_limits(settings: Settings) -> Limits:
+    """How long ops are kept, and how much they may take."""
+    dormant_days = settings.dormant_ops_threshold_days if settings.dormant_ops_cleanup else None
+    return Limits(
+        Policy(
+            _days(settings.ops_retention_days),
+            _days(settings.ops_cap_days),
+            settings.ops_cap_bytes,
+        ),
+        timedelta(seconds=settings.ops_cursor_margin_seconds),
+        _days(dormant_days),
+    )
+
+
+def settings_of(limits: Limits) -> dict[str, Any]:
+    """The settings that mean these limits."""
+    policy, day = limits.policy, timedelta(days=1)
+    dormant = limits.dormant_after
+    return {
+        "ops_retention_days": None if policy.retention is None else policy.retention / day,
+        "ops_cap_days": None if policy.cap_age is None else policy.cap_age / day,
+        "ops_cap_bytes": policy.cap_bytes,
+        "ops_cursor_margin_seconds": limits.margin.total_seconds(),
+        "dormant_ops_cleanup": dormant is not None,
+    } | ({} if dormant is None else {"dormant_ops_threshold_days": dormant / day})
+
+
+def _days(count: float | None) -> timedelta | None:
+    return None if count is None else timedelta(days=count)
 
 
 def upload_limits(settings: Settings) -> wire.UploadLimits:

@@ -38,13 +38,9 @@ from restante.oplog.pulling.outbox import Outbox
 from restante.oplog.pulling.pull import Puller
 from restante.oplog.remote import Remote
 from restante.oplog.serving.watch import Watcher
-from restante.oplog.subject import (
-    EndedSnapshots,
-    OldConflicts,
-    OpLog,
-    ParkedOps,
-    UnsettledDeletes,
-)
+from restante.oplog.subject import EndedSnapshots, OldConflicts, ParkedOps, UnsettledDeletes
+from restante.oplog.trimming import picture
+from restante.oplog.trimming.log_subject import OpLog
 from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep
 from restante.retention.disk import Disk
@@ -195,9 +191,9 @@ async def _prepare_to_store(settings: Settings, services: Services, subjects: Su
     """On a full disk the server starts all the same: its sweeps and readers free it."""
     try:
         await upkeep.create_partitions(services.db, subjects, now=await services.sweep.now())
-        await save_retention(settings, services.db)
         async with services.db.connection() as connection:
             await tables.identify(connection, services.oplog.own_url)
+        await save_retention(settings, services.db)
     except DatabaseFull as error:
         log.warning("started_on_a_full_disk", reason=str(error))
 
@@ -206,6 +202,7 @@ async def save_retention(settings: Settings, db: Database) -> None:
     """Save the retention of this server, for commands that run beside it."""
     async with db.connection() as connection:
         await retention.save_settings(connection, policies.retention_settings(settings))
+        await picture.save_limits(connection, policies.log_limits(settings))
 
 
 async def with_saved_retention(
@@ -218,11 +215,13 @@ async def with_saved_retention(
     """
     async with db.connection() as connection:
         saved = await retention.saved_settings(connection)
+        ops = policies.settings_of(await picture.saved_limits(connection))
     if saved is None:
         return settings
     servers = {
         "ack_retention_seconds": int(saved.ack.total_seconds()),
         "feed_retention_days": saved.feed / timedelta(days=1),
+        **ops,
     }
     changes = {name: value for name, value in servers.items() if name not in given}
     return msgspec.structs.replace(settings, **changes)
@@ -243,7 +242,7 @@ def subjects_of(settings: Settings, disk: Disk | None = None) -> Subjects:
         EndedSnapshots(),
         UnsettledDeletes(),
         CrowdedFeeds(limit),
-        OpLog(),
+        OpLog(policies.log_limits(settings)),
         Buckets(
             width=timedelta(seconds=settings.bucket_seconds),
             ack_retention=ack,

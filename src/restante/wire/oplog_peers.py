@@ -30,6 +30,13 @@ class PeerChanges(Struct, frozen=True, kw_only=True):
     ] = None
     max_ops_per_minute: _Limit | None = None
     max_bytes_per_minute: _Bytes | None = None
+    evict_after_days: Annotated[
+        Annotated[float, Meta(ge=0, le=3650)] | None,
+        Meta(
+            description="If it reads nothing for so long, ops go although it has not read them; "
+            "0: never."
+        ),
+    ] = None
     new_token: Annotated[
         bool, Meta(description="Replace the token that it shows to us, and answer with it.")
     ] = False
@@ -63,6 +70,13 @@ class PeerView(Struct, frozen=True):
         Meta(description="`restante`, or `ulid` for the existing program; null: not known yet."),
     ]
     added_at: Moment | None
+    evict_after_days: Annotated[
+        float | None, Meta(description="For so long it may be away; null: for ever.")
+    ] = None
+    evicted_at: Annotated[
+        Moment | None,
+        Meta(description="Since then ops go although it has not read them; null: they do not."),
+    ] = None
 
 
 class PeerList(Struct, frozen=True):

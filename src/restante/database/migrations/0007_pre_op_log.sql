@@ -15,7 +15,8 @@ create table op_hosts (
 
 create table op_node (
     only_row boolean not null primary key default true check (only_row),
-    host_id  integer not null
+    host_id  integer not null,
+    limits   json    not null default '{}'
 );
 
 create table op_tables (
@@ -33,6 +34,13 @@ create table op_tables (
     trimmed        text        not null default '' collate "C",
     unlogged       text        not null default '' collate "C",
     taken_snapshot boolean     not null default false,
+    retention_days double precision check (retention_days >= 0),
+    cap_days       double precision check (cap_days >= 0),
+    cap_bytes      bigint      check (cap_bytes >= 0),
+    dropped_ops    bigint      not null default 0,
+    dropped_bytes  bigint      not null default 0,
+    dropped_at     timestamptz,
+    dormant_ops    bigint      not null default 0,
     changed_at     timestamptz not null,
     unique (schema_name, table_name)
 );
@@ -92,7 +100,16 @@ create table op_peers (
     page_ends           text[]      not null default '{}',
     confirmed           text        not null default '' collate "C",
     confirmed_at        timestamptz,
-    peer_head           text        not null default '' collate "C"
+    peer_head           text        not null default '' collate "C",
+    read_all_at         timestamptz,
+    passed              text        not null default '' collate "C",
+    passing             text        not null default '' collate "C",
+    passing_head        text        not null default '' collate "C",
+    passing_at          timestamptz,
+    evict_after_days    double precision check (evict_after_days > 0),
+    evicted_at          timestamptz,
+    evictions           bigint      not null default 0,
+    spared_until        timestamptz
 );
 
 create table op_parked (

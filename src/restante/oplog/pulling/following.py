@@ -101,6 +101,7 @@ class State:
     failures: int = 0
     resume_after: UUID | None = None  # the last page was full, and ended here
     bytes_per_op: float | None = None
+    asked_at: datetime | None = None  # when the last page was asked for
     gap_since: float | None = None  # by the loop's clock: the other tables are read first
     snapshots: dict[int, FailingSnapshot] = field(default_factory=dict[int, FailingSnapshot])
 
@@ -186,6 +187,7 @@ class Follower:
                 return 0
             ask = await self._ask(connection, peer, cursor, here, state)
         asked_at = asyncio.get_running_loop().time()
+        state.asked_at = self.clock()
         try:
             page = await self.remote.page(peer, ask)
         except PeerUnreachable as error:
@@ -345,6 +347,7 @@ class Follower:
                 page.skew_seconds,
                 page.unreadable,
                 state.failure,
+                None if page.is_limited or state.resume_after else state.asked_at,
             )
         if page.ops:
             state.bytes_per_op = page.size / len(page.ops)

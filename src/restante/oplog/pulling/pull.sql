@@ -3,7 +3,10 @@ update op_peers
    set pulled_at = $2, protocol = $3, skew_seconds = coalesce($4, skew_seconds),
        refused = refused + $5,
        failing_since = case when $6::text is null then null else coalesce(failing_since, $2) end,
-       failure = $6
+       failure = $6,
+       -- Not while a table waits for its snapshot: of that one nothing was read.
+       read_all_at = case when exists (select from op_snapshots where peer_id = $1) then read_all_at
+                          else coalesce($7, read_all_at) end
  where id = $1;
 
 -- name: failed

@@ -112,7 +112,7 @@ async def sweep(request: Request) -> Response:
         node.rates.check(reader.peer, reader.network)
     if reader.is_authenticated and reader.peer is not None:
         async with node.db.connection() as connection:
-            await readers.end_snapshots(connection, reader.peer.id)
+            await readers.end_snapshots(connection, reader.peer.id, now=_now())
     # Without a token there are no snapshots either: any node is then served as an older one.
     is_ours = reader.is_authenticated and request.headers.get(wire.OPLOG_VERSION) == "1"
     limits = _limits(node.page_limits, reader, sent.limit)
@@ -217,6 +217,7 @@ async def add_peer(request: Request) -> Response:
         relays=sent.relays,
         max_ops_per_minute=sent.max_ops_per_minute,
         max_bytes_per_minute=sent.max_bytes_per_minute,
+        evict_after_days=sent.evict_after_days,
         renews_token=sent.new_token,
     )
     node = _node(request)

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from restante.database import sql
@@ -17,6 +17,9 @@ queries = sql.load("restante.oplog.serving", "readers")
 # A reader asks for one page after another, so it is seldom behind the last one.
 _PAGE_ENDS = 32
 _MAX_NETWORKS = 1000
+
+# A peer that has taken a snapshot is not evicted again while it reads what was written meanwhile.
+SPARED = timedelta(hours=1)
 
 _Reading = tuple[int | None, Limits, UUID]
 
@@ -94,10 +97,10 @@ async def note_page_ends(
     await connection.execute(queries.note_page_ends, peer_id, entries, _PAGE_ENDS)
 
 
-async def end_snapshots(connection: Connection, peer_id: int) -> None:
+async def end_snapshots(connection: Connection, peer_id: int, *, now: datetime) -> None:
     """
     Release the pins of a peer that reads the log again.
 
     It has everything up to the position at which its first snapshot began.
     """
-    await connection.execute(queries.end_snapshots, peer_id)
+    await connection.execute(queries.end_snapshots, peer_id, now + SPARED)

@@ -4,8 +4,22 @@ select page_ends from op_peers where id = $1;
 -- name: note_confirmed
 -- A reader may start over, so this may go down.  It never exceeds what was served.  Nobody waits for it:
 -- what a crash loses, or what is skipped because the peer's row is locked, the next request confirms.
+-- Ops may go when both sides are past them: it has read them, and we have read what it wrote before.  So what
+-- it has read is noted with the end of its own log, or with the time, until we are there.
 with locked as (
-    select id, set_config('synchronous_commit', 'off', true)
+    select id, least(served, $2) as reached,
+           least(served, $2) < confirmed as went_back,
+           evicted_at is not null
+               and least(served, $2) >= (select coalesce(max(trimmed), '') from op_tables
+                                          where op_peers.tables is null or name = any(op_peers.tables))
+               as has_returned,
+           passing = '' as is_new,
+           passing <> ''
+               and case when passing_head <> ''
+                        then least(cursor, (select min(read_to) from op_snapshots where peer_id = $1))
+                             >= passing_head
+                        else read_all_at >= passing_at end as has_passed,
+           set_config('synchronous_commit', 'off', true)
       from op_peers
      where id = $1
        and (confirmed <> least(served, $2)
@@ -13,13 +27,23 @@ with locked as (
             or confirmed_at < $3::timestamptz - interval '5 seconds'
             or peer_head <> $4)
        for no key update skip locked
+), judged as (
+    select *, went_back or has_returned or is_new or coalesce(has_passed, false) as begins from locked
 )
 update op_peers
-   set confirmed = least(served, $2),
+   set confirmed = reached,
        confirmed_at = $3,
-       peer_head = coalesce($4, peer_head)
-  from locked
- where op_peers.id = locked.id;
+       peer_head = coalesce($4, peer_head),
+       passed = case when has_returned then ''
+                     when went_back then least(passed, reached)
+                     when has_passed then greatest(passed, passing)
+                     else passed end,
+       passing = case when begins then reached else passing end,
+       passing_head = case when begins then coalesce($4, '') else passing_head end,
+       passing_at = case when begins then $3 else passing_at end,
+       evicted_at = case when has_returned then null else evicted_at end
+  from judged
+ where op_peers.id = judged.id;
 
 -- name: note_served
 with locked as (
@@ -44,11 +68,13 @@ update op_peers
  where op_peers.id = changed.id;
 
 -- name: end_snapshots
--- A peer that reads the log takes no snapshot any more; what it has taken was served to it.
+-- A peer that reads the log takes no snapshot any more; what it has taken was served to it.  It is not
+-- evicted again at once, while it reads what was written meanwhile.
 with released as (
     delete from op_pins where peer_id = $1 returning position
 )
 update op_peers
-   set served = greatest(served, (select min(position) from released))
+   set served = greatest(served, (select min(position) from released)),
+       spared_until = $2
  where id = $1
    and exists (select from released);

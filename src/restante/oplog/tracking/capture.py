@@ -16,7 +16,8 @@ from restante.database.pool import Connection, Database
 from restante.errors import BadRequest, TableBusy, TableUntrackable
 from restante.oplog import tables
 from restante.oplog.tables import TrackedTable
-from restante.oplog.tracking import leftovers, relations, trackable, triggers
+from restante.oplog.tracking import leftovers, own_limits, relations, trackable, triggers
+from restante.oplog.tracking.own_limits import OwnLimits
 from restante.oplog.tracking.trackable import Facts
 from restante.text import printable
 
@@ -33,6 +34,7 @@ class Wanted:
     name: str | None = None  # what peers call it
     key_map: Mapping[str, str] = field(default_factory=dict[str, str])  # name in JSON: column
     forced: bool = False  # although its keys come from a sequence, or its owner is another role
+    limits: OwnLimits = field(default_factory=OwnLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,11 @@ async def track(db: Database, wanted: Wanted, *, host: str | None, now: datetime
             raise TableUntrackable(f"{printable(facts.shown)} is tracked already.")
         wire_name = await _free_name(tx, facts, wanted)
         host = await tables.identify(tx, host)
-        table_id = await relations.add(tx, facts, wire_name, dict(wanted.key_map), now=now)
+        width = await own_limits.width(tx, wanted.limits)
+        table_id = await relations.add(
+            tx, facts, wire_name, dict(wanted.key_map), width=width, now=now
+        )
+        await own_limits.store(tx, table_id, wanted.limits)
         await relations.install(tx, table_id, facts)
         has_records = await relations.is_populated(tx, facts)
         await relations.mark_now(tx, table_id, host, has_records=has_records)
@@ -72,6 +78,14 @@ async def track(db: Database, wanted: Wanted, *, host: str | None, now: datetime
         _check_key_map(table)
         await relations.want_snapshots(tx, table, now=now)
     return Started(table, trackable.warnings(facts))
+
+
+async def set_limits(db: Database, text: str, limits: OwnLimits) -> TrackedTable:
+    """Change how long ops of a tracked table are kept; raises TableNotTracked."""
+    async with db.transaction() as tx:
+        table = await relations.find(tx, text)
+        await own_limits.store(tx, table.id, limits)
+    return table
 
 
 async def untrack(db: Database, text: str) -> TrackedTable:

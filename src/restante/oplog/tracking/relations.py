@@ -6,7 +6,7 @@ A tracked table is recognised by its triggers, so it is found although it was re
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -17,7 +17,7 @@ from restante.errors import BadRequest, TableNotTracked
 from restante.oplog import tables
 from restante.oplog.applying import conflicts
 from restante.oplog.positions import Position
-from restante.oplog.tables import LOG_WIDTH, OPS, TrackedTable
+from restante.oplog.tables import LEAST_LEAD, OPS, TrackedTable
 from restante.oplog.tracking import triggers
 from restante.oplog.tracking.trackable import Facts
 from restante.retention import upkeep
@@ -152,7 +152,15 @@ async def parts(connection: Connection, oid: int, table_id: int) -> list[Part]:
     return [Part(*row) for row in rows]
 
 
-async def add(tx: Tx, facts: Facts, name: str, key_map: dict[str, str], *, now: datetime) -> int:
+async def add(  # noqa: PLR0913 - each argument is one fact, named by its caller
+    tx: Tx,
+    facts: Facts,
+    name: str,
+    key_map: dict[str, str],
+    *,
+    width: timedelta,
+    now: datetime,
+) -> int:
     """Note a table as tracked, and create its part of the log; its number."""
     table_id = await tx.fetchval(
         queries.add_table,
@@ -169,8 +177,8 @@ async def add(tx: Tx, facts: Facts, name: str, key_map: dict[str, str], *, now: 
     # Attaching takes no lock that a writer or reader of another table notices.
     await tx.execute(f"create table {log} (like ops including all) partition by range (arrived_at)")
     await tx.execute(f"alter table ops attach partition {log} for values in ({table_id:d})")
-    lead = upkeep.lead_of(LOG_WIDTH)
-    for span in spans.missing([], now=now, width=LOG_WIDTH, lead=lead):
+    lead = upkeep.lead_of(width, LEAST_LEAD)
+    for span in spans.missing([], now=now, width=width, lead=lead):
         await partitions.create(tx, OPS, span, parent=f"ops_{table_id}")
     return table_id
 

@@ -138,6 +138,14 @@ returning id;
 select op_ulid(op_tick(1), right(replace(gen_random_uuid()::text, '-', ''), 16)) as ulid,
        op_current_era() as era, pg_current_xact_id()::text::bigint as xid;
 
+-- name: set_limits
+-- Null keeps what the table has, -1 takes the default of the server.
+update op_tables
+   set retention_days = case when $2 < 0 then null else coalesce($2, retention_days) end,
+       cap_days = case when $3 < 0 then null else coalesce($3, cap_days) end,
+       cap_bytes = case when $4 < 0 then null else coalesce($4, cap_bytes) end
+ where id = $1;
+
 -- name: set_unlogged
 update op_tables set unlogged = $2 where id = $1;
 

@@ -1,0 +1,50 @@
+"""How long the ops of one table are kept, if not as long as those of the others."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from restante.database import sql
+from restante.database.pool import Connection
+from restante.oplog.tables import LOG_WIDTH
+from restante.oplog.trimming import gate, picture
+
+queries = sql.load("restante.oplog.tracking", "relations")
+
+DEFAULT = -1  # instead of a limit: the table has none of its own
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLimits:
+    """The limits of one table; None keeps what it has, 0 is no limit."""
+
+    retention_days: float | None = None
+    cap_days: float | None = None
+    cap_bytes: int | None = None
+
+    @property
+    def are_given(self) -> bool:
+        return self != OwnLimits()
+
+
+async def store(connection: Connection, table_id: int, limits: OwnLimits) -> None:
+    """Change those that are given."""
+    await connection.execute(
+        queries.set_limits, table_id, limits.retention_days, limits.cap_days, limits.cap_bytes
+    )
+
+
+async def width(connection: Connection, limits: OwnLimits) -> timedelta:
+    """How wide the first partitions of a table with these limits are."""
+    saved = await picture.saved_limits(connection)
+    policy = picture.policy_of(
+        {
+            name: None if value == DEFAULT else value
+            for name, value in (
+                ("retention_days", limits.retention_days),
+                ("cap_days", limits.cap_days),
+                ("cap_bytes", limits.cap_bytes),
+            )
+        },
+        saved,
+    )
+    return gate.width(policy, LOG_WIDTH)
