@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 # Settings that locate the database; every operator command needs them.
 DATABASE = ("data_dir", "database_url", "postgres_bin", "postgres_account")
 
+# How long ops are kept, and how much they may take.
+OPS_LIMITS = (
+    "ops_retention_days",
+    "ops_cursor_margin_seconds",
+    "ops_cap_days",
+    "ops_cap_bytes",
+    "dormant_ops_cleanup",
+    "dormant_ops_threshold_days",
+)
+
 
 def flags_for(class_name: str, names: Sequence[str] = Settings.__struct_fields__) -> type:
     """

@@ -7,14 +7,14 @@ from cyclopts import App, Group, Parameter
 from rich.table import Column, Table
 
 from restante import wire
-from restante.cli.flags import DATABASE, flags_for, operator_for
+from restante.cli.flags import DATABASE, OPS_LIMITS, flags_for, operator_for
 from restante.cli.output import Console, json_text, shown_bytes
 
 if TYPE_CHECKING:
     SweepFlags = Any
 else:
     SweepFlags = flags_for(
-        "SweepFlags", (*DATABASE, "ack_retention_seconds", "feed_retention_days")
+        "SweepFlags", (*DATABASE, "ack_retention_seconds", "feed_retention_days", *OPS_LIMITS)
     )
 
 

@@ -40,6 +40,7 @@ from restante.oplog.remote import Remote
 from restante.oplog.serving.watch import Watcher
 from restante.oplog.subject import EndedSnapshots, OldConflicts, ParkedOps, UnsettledDeletes
 from restante.oplog.trimming import picture
+from restante.oplog.trimming.gate import Limits
 from restante.oplog.trimming.log_subject import OpLog
 from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep
@@ -149,6 +150,7 @@ class Operator:
     sweep: Sweep
     space: SpaceAccount
     uploads: UploadAdmin
+    log_limits: Limits
 
 
 @asynccontextmanager
@@ -169,6 +171,7 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
                     receiver_of(settings, db, wakeups, disk),
                     ack_retention=policies.ack_retention(settings),
                 ),
+                policies.log_limits(settings),
             )
             await wakeups.notify_others()  # the readers wait at the servers
             await disk.keep_ballast()

@@ -29,6 +29,7 @@ _MAX_QUOTED = 60
 _PARTITIONS_KEPT = 7
 # An empty partition is dropped when its range has ended for so long.
 _EMPTY_KEPT = timedelta(hours=1)
+_NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,18 @@ def fates(
     return {name: fate for name, fate in decided.items() if fate != KEPT}
 
 
+def cut_off(
+    log: TableLog, marks: Sequence[Mark], limits: Limits, *, now: datetime
+) -> datetime | None:
+    """What arrived before this may go by the retention; None: nothing."""
+    if log.policy.retention is None or log.taking_from is not None:
+        return None
+    judge = _Judge(log, marks, limits, now)
+    reached = [judge.limit(mark) for mark in judge.interested()]
+    moment = min([now - log.policy.retention, *reached])
+    return None if moment <= _NEVER else moment
+
+
 @dataclass(frozen=True, slots=True)
 class _Judge:
     """Decides about the log of one table."""
@@ -342,19 +355,19 @@ class _Judge:
         if any(one.is_final for one in held):
             return Fate(holds=held)
         if cause is Cause.RETENTION:
-            due = min([due, *(self._limit(mark) for mark in self._interested())])
+            due = min([due, *(self.limit(mark) for mark in self.interested())])
         share = _share(piece, due, now=self.now)
         if not self._is_worth_cutting(piece, share):
             return Fate(holds=held)
-        behind = [mark.host for mark in self._interested() if self._is_behind(mark, due)]
+        behind = [mark.host for mark in self.interested() if self._is_behind(mark, due)]
         kept = round(piece.bytes * (1 - share))
         return Fate(cause, due, (*behind, *self._away(piece)), kept_bytes=kept)
 
     def _is_behind(self, mark: Mark, due: datetime) -> bool:
         """Whether it has not read all that arrived before a moment."""
-        return self._limit(mark) + self.limits.margin < due
+        return self.limit(mark) + self.limits.margin < due
 
-    def _interested(self) -> list[Mark]:
+    def interested(self) -> list[Mark]:
         return [
             mark
             for mark in self.marks
@@ -362,10 +375,10 @@ class _Judge:
             and standing(mark, now=self.now) not in {Standing.EVICTED, Standing.AWAY}
         ]
 
-    def _limit(self, mark: Mark) -> datetime:
+    def limit(self, mark: Mark) -> datetime:
         """Up to when ops may go for this peer."""
         if standing(mark, now=self.now) is not Standing.READABLE:
-            return datetime.min.replace(tzinfo=UTC) + self.limits.margin
+            return _NEVER
         return (mark.reached_at or self.now) - self.limits.margin
 
     def by_bytes(self, decided: dict[str, Fate]) -> dict[str, Fate]:
