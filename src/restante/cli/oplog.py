@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, Group, Parameter
 
-from restante.cli import oplog_index, oplog_parked, oplog_peers, oplog_status, oplog_verify
+from restante.cli import (
+    oplog_index,
+    oplog_parked,
+    oplog_peers,
+    oplog_plan,
+    oplog_status,
+    oplog_verify,
+)
 from restante.cli.flags import DATABASE, flags_for, operator_for, settings_from
 from restante.cli.output import json_text, shown_bytes
 from restante.errors import BadRequest, TableNotTracked
@@ -45,7 +52,14 @@ def register(app: App, group: Group) -> None:
     oplog.command(tables_, name="tables")
     oplog.command(pause)
     oplog.command(resume)
-    for commands in (oplog_peers, oplog_parked, oplog_status, oplog_verify, oplog_index):
+    for commands in (
+        oplog_peers,
+        oplog_parked,
+        oplog_status,
+        oplog_plan,
+        oplog_verify,
+        oplog_index,
+    ):
         commands.register(oplog)
     app.command(oplog)
 
@@ -111,8 +125,22 @@ def track(
     print(f"Changes of {printable(view.table)} are logged; peers call it {printable(view.name)}.")
     if view.floor:
         print("The records that it has now reach peers by a snapshot.")
+    if sentence := _limits_sentence(view):
+        print(sentence)
     for warning in view.warnings:
         print(f"Note: {printable(warning)}")
+
+
+def _limits_sentence(view: TrackedTableView) -> str:
+    """How long its ops are kept, if not as long as those of other tables."""
+    said = list[str]()
+    if view.retention_days is not None:
+        said.append(f"{view.retention_days:g} days" if view.retention_days else "for ever")
+    if view.cap_days:
+        said.append(f"at most {view.cap_days:g} days")
+    if view.cap_bytes:
+        said.append(f"at most {shown_bytes(view.cap_bytes)}")
+    return f"Its ops are kept: {', '.join(said)}." if said else ""
 
 
 def untrack(table: TrackedName, /, *, json: AsJson = False, flags: Flags = None) -> None:
@@ -258,12 +286,13 @@ async def _view(db: "Database", name: str, warnings: Sequence[str] = ()) -> Trac
 
 async def _views(db: "Database") -> list[TrackedTableView]:
     from restante.oplog import tables, ulids
-    from restante.oplog.tracking import schema_changes
+    from restante.oplog.tracking import own_limits, schema_changes
 
     async with db.connection() as connection:
         tracked = await tables.all_tables(connection)
         problems = {one.table: one.sentence for one in await schema_changes.problems(connection)}
         sizes = await tables.log_sizes(connection)
+        limits = await own_limits.of_tables(connection)
     return [
         TrackedTableView(
             table.name,
@@ -275,6 +304,9 @@ async def _views(db: "Database") -> list[TrackedTableView]:
             ulids.text_of(table.floor) if table.floor != ulids.LOWEST else None,
             ulids.moment_of(table.floor) if table.floor != ulids.LOWEST else None,
             problems.get(table.name),
+            retention_days=limits[table.id].retention_days,
+            cap_days=limits[table.id].cap_days,
+            cap_bytes=limits[table.id].cap_bytes,
         )
         for table in tracked
     ]

@@ -218,14 +218,10 @@ async def with_saved_retention(
     """
     async with db.connection() as connection:
         saved = await retention.saved_settings(connection)
-        ops = policies.settings_of(await picture.saved_limits(connection))
-    if saved is None:
-        return settings
-    servers = {
-        "ack_retention_seconds": int(saved.ack.total_seconds()),
-        "feed_retention_days": saved.feed / timedelta(days=1),
-        **ops,
-    }
+        servers = policies.settings_of(await picture.saved_limits(connection))
+    if saved is not None:
+        servers["ack_retention_seconds"] = int(saved.ack.total_seconds())
+        servers["feed_retention_days"] = saved.feed / timedelta(days=1)
     changes = {name: value for name, value in servers.items() if name not in given}
     return msgspec.structs.replace(settings, **changes)
 

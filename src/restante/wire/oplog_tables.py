@@ -19,3 +19,6 @@ class TrackedTableView(Struct, frozen=True):
     floor_at: datetime | None = None
     problem: str | None = None
     warnings: list[str] = []
+    retention_days: float | None = None  # None: as the server is set, 0: for ever
+    cap_days: float | None = None
+    cap_bytes: int | None = None

@@ -10,6 +10,8 @@ from restante.oplog.trimming import gate, picture
 
 queries = sql.load("restante.oplog.tracking", "relations")
 
+_NAMES = ("retention_days", "cap_days", "cap_bytes")
+
 DEFAULT = -1  # instead of a limit: the table has none of its own
 
 
@@ -33,18 +35,14 @@ async def store(connection: Connection, table_id: int, limits: OwnLimits) -> Non
     )
 
 
+async def of_tables(connection: Connection) -> dict[int, OwnLimits]:
+    """The limits that tables have of their own, by the table's number."""
+    rows = await connection.fetch(queries.limits)
+    return {row["id"]: OwnLimits(*(row[name] for name in _NAMES)) for row in rows}
+
+
 async def width(connection: Connection, limits: OwnLimits) -> timedelta:
     """How wide the first partitions of a table with these limits are."""
     saved = await picture.saved_limits(connection)
-    policy = picture.policy_of(
-        {
-            name: None if value == DEFAULT else value
-            for name, value in (
-                ("retention_days", limits.retention_days),
-                ("cap_days", limits.cap_days),
-                ("cap_bytes", limits.cap_bytes),
-            )
-        },
-        saved,
-    )
-    return gate.width(policy, LOG_WIDTH)
+    own = {name: getattr(limits, name) for name in _NAMES if getattr(limits, name) != DEFAULT}
+    return gate.width(picture.policy_of(dict.fromkeys(_NAMES) | own, saved), LOG_WIDTH)

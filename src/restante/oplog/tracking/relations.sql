@@ -138,6 +138,9 @@ returning id;
 select op_ulid(op_tick(1), right(replace(gen_random_uuid()::text, '-', ''), 16)) as ulid,
        op_current_era() as era, pg_current_xact_id()::text::bigint as xid;
 
+-- name: limits
+select id, retention_days, cap_days, cap_bytes from op_tables;
+
 -- name: set_limits
 -- Null keeps what the table has, -1 takes the default of the server.
 update op_tables
