@@ -127,3 +127,18 @@ async def test_servers_that_sample_at_once_record_one(connection: Any):
     await take(connection, (DAY, 100), (DAY, 300))
 
     assert await connection.fetchval("select count(*) from space_samples") == 1
+
+
+async def test_growth_of_a_table_is_known_once_it_is_in_samples_an_hour_apart(connection: Any):
+    """Samples of an older release have no sizes of single tables, and a new table has none yet."""
+    take = retention.take_sample
+    await take(connection, 500, now=NOW - timedelta(days=2))
+    await take(connection, 1000, {"ops": 600, "feed": 400}, now=NOW - timedelta(hours=12))
+    early = await retention.growth_by_table(connection, now=NOW)
+
+    await take(connection, 2000, {"ops": 1600, "feed": 300, "new": 100}, now=NOW)
+
+    assert early == {}
+    assert await retention.growth_by_table(connection, now=NOW) == pytest.approx(
+        {"ops": 2000, "feed": -200}
+    )

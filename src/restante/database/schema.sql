@@ -177,7 +177,8 @@ create index answers_expiring on answers (expires_at);
 -- The total size of the tables, measured every 5 minutes and kept for 8 days, to compute growth.
 create table space_samples (
     taken_at timestamptz not null primary key,
-    bytes    bigint      not null
+    bytes    bigint      not null,
+    tables   json        not null default '{}'  -- bytes by table
 );
 
 -- The servers' retention settings, for commands that are given none.

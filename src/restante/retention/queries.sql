@@ -33,7 +33,7 @@ select slot_name as who, active,
  limit 5;
 
 -- name: take_sample
-insert into space_samples (taken_at, bytes) values ($1, $2) on conflict do nothing;
+insert into space_samples (taken_at, bytes, tables) values ($1, $2, $3) on conflict do nothing;
 
 -- name: count_samples
 select count(*) from space_samples where taken_at < $1;
@@ -54,6 +54,17 @@ select (last.bytes - first.bytes) / (extract(epoch from last.taken_at - first.ta
          order by taken_at limit 1) as first,
        (select * from space_samples order by taken_at desc limit 1) as last
  where last.taken_at - first.taken_at >= interval '1 hour';
+
+-- name: growth_by_table
+-- The same for each table that is in the first and in the last of them.
+select name, (size::bigint - (first.tables ->> name)::bigint)
+             / (extract(epoch from last.taken_at - first.taken_at) / 86400)::float as bytes_per_day
+  from (select * from space_samples
+         where taken_at > $1::timestamptz - interval '7 days' and tables::text <> '{}'
+         order by taken_at limit 1) as first,
+       (select * from space_samples order by taken_at desc limit 1) as last,
+       json_each_text(last.tables) as sizes (name, size)
+ where last.taken_at - first.taken_at >= interval '1 hour' and first.tables ->> name is not null;
 
 -- name: directories
 -- Only of a server on this machine: elsewhere the same path is on another disk.

@@ -33,10 +33,11 @@ class SpaceAccount:
             found = await partitions.partitions_of(tx, tables)
             accounts = [await one.account(tx, found, now=now) for one in self._subjects]
             growth = await store.growth_bytes_per_day(tx, now=now)
+            by_table = await store.growth_by_table(tx, now=now)
             await self._disk.locate(tx)
             disk = self._disk.state()
             return SpaceView(
-                **self._sizes(await store.relations(tx), found, accounts),
+                **self._sizes(await store.relations(tx), found, accounts, by_table),
                 pins=[*await store.pins(tx), *(pin for one in accounts for pin in one.pins)],
                 lead_seconds=await self._subjects.lead_seconds(tx, found, now=now),
                 growth_bytes_per_day=growth,
@@ -51,7 +52,8 @@ class SpaceAccount:
         """Look, and record the total to measure growth."""
         seen = await self.look(now=now)
         async with self._db.connection() as connection:
-            await store.take_sample(connection, seen.total_bytes, now=now)
+            by_table = {table.name: table.bytes for table in seen.tables}
+            await store.take_sample(connection, seen.total_bytes, by_table, now=now)
         return seen
 
     def _sizes(
@@ -59,8 +61,9 @@ class SpaceAccount:
         relations: Sequence[Relation],
         found: Sequence[Partition],
         accounts: Sequence[Account],
+        growth: Mapping[str, float],
     ) -> Mapping[str, Any]:
-        tables = self._tables(relations, found)
+        tables = self._tables(relations, found, growth)
         live = {name: size for one in accounts for name, size in one.live_bytes.items()}
         live_total = sum(one.live_total or 0 for one in accounts)
         telling = {
@@ -79,7 +82,10 @@ class SpaceAccount:
         }
 
     def _tables(
-        self, relations: Sequence[Relation], found: Sequence[Partition]
+        self,
+        relations: Sequence[Relation],
+        found: Sequence[Partition],
+        growth: Mapping[str, float],
     ) -> list[TableSpaceView]:
         """Every table, the largest first; partitions and leftovers count as part of theirs."""
         table_of = {one.name: one.table for one in found}
@@ -96,6 +102,7 @@ class SpaceAccount:
                 dead_rows=sum(part.dead_rows for part in its),
                 partitions=count[name],
                 subjects=self._subjects.of_table(name),
+                growth_bytes_per_day=growth.get(name),
             )
             for name, its in parts.items()
         ]

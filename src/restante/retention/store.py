@@ -1,9 +1,13 @@
 """Sizes of the tables, what keeps their space, growth, and the servers' retention settings."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
+
+import msgspec
 
 from restante.database import driver_errors, partitions, sql
 from restante.database.pool import Connection, Tx
@@ -86,9 +90,16 @@ async def clock(connection: Connection) -> datetime:
     return await connection.fetchval(queries.clock)
 
 
-async def take_sample(connection: Connection, total_bytes: int, *, now: datetime) -> None:
-    """Record the total size, to measure growth."""
-    await connection.execute(queries.take_sample, now, total_bytes)
+async def take_sample(
+    connection: Connection,
+    total_bytes: int,
+    by_table: Mapping[str, int] = MappingProxyType({}),
+    *,
+    now: datetime,
+) -> None:
+    """Record the total size and that of each table, to measure growth."""
+    sizes = msgspec.json.encode(dict(by_table)).decode()
+    await connection.execute(queries.take_sample, now, total_bytes, sizes)
 
 
 async def count_samples(connection: Connection, *, taken_before: datetime) -> int:
@@ -104,6 +115,12 @@ async def delete_samples(connection: Connection, *, taken_before: datetime, limi
 async def growth_bytes_per_day(connection: Connection, *, now: datetime) -> float | None:
     """How fast the tables grow; None until the samples cover an hour."""
     return await connection.fetchval(queries.growth, now)
+
+
+async def growth_by_table(connection: Connection, *, now: datetime) -> dict[str, float]:
+    """The same for each table whose size is in the samples."""
+    rows = await connection.fetch(queries.growth_by_table, now)
+    return {row["name"]: row["bytes_per_day"] for row in rows}
 
 
 async def directories(connection: Connection) -> list[str]:

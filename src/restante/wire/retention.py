@@ -97,6 +97,9 @@ class TableSpaceView(Struct, frozen=True, rename={"partitions": "leaves"}):
     subjects: Annotated[
         list[str], Meta(description="Which bounded things keep this table from growing.")
     ]
+    growth_bytes_per_day: Annotated[
+        float | None, Meta(description="Over the last week; null until there is an hour of it.")
+    ] = None
 
 
 class PartitionSpaceView(Struct, frozen=True):

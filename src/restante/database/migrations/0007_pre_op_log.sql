@@ -1,6 +1,8 @@
 -- Why:   changes of tracked tables are logged here, and exchanged with other nodes.
 -- Works with: 0006 code, which does not know these tables and has nothing to do with them.
 
+alter table space_samples add column tables json not null default '{}';
+
 create sequence op_clock as bigint minvalue 0 start 0;
 create sequence op_era as bigint minvalue 0 start 0;
 create sequence op_era_key as bigint minvalue 0 start 0;
