@@ -56,8 +56,8 @@ OLD, RECENT, IN_USE = piece(20, 10), piece(3, 20), piece(0.5, 30)
 ALL = (OLD, RECENT, IN_USE)
 PAGES = TableLog("pages", WEEK, ALL, last_at=NOW - HOUR)
 
-AHEAD = Mark(A, str(at(99)), seen_at=NOW)
-SLOW = Mark(B, str(at(5)), reached_at=NOW - 21 * DAY, seen_at=NOW - HOUR)
+AHEAD = Mark(A, str(at(99)), str(at(99)), seen_at=NOW)
+SLOW = Mark(B, str(at(5)), str(at(5)), reached_at=NOW - 21 * DAY, seen_at=NOW - HOUR)
 
 
 def fate_of(
@@ -164,8 +164,9 @@ def test_an_age_cap_beats_the_gate_and_evicts_whoever_is_behind(mark: Mark):
     assert fate_of(OLD, log, (AHEAD, mark)) == Fate(Cause.CAP_AGE, evicts=(B,))
 
 
-def test_a_peer_that_has_read_the_ops_a_moment_ago_is_not_evicted():
-    mark = replace(SLOW, passed=str(at(10)), reached_at=OLD.end + HOUR / 2)
+@pytest.mark.parametrize("passed", [str(at(10)), "", "garbage"])
+def test_a_peer_that_has_read_the_ops_is_not_evicted_even_if_we_have_not_read_its_log(passed: str):
+    mark = replace(SLOW, passed=passed, confirmed=str(at(10)), reached_at=OLD.end + HOUR / 2)
 
     assert fate_of(OLD, replace(PAGES, policy=Policy(None, 10 * DAY)), (mark,)).evicts == ()
 
@@ -292,6 +293,7 @@ marks_of = st.builds(
     Mark,
     st.sampled_from([A, B]),
     st.sampled_from(["", "garbage", str(at(1)), str(at(15)), str(at(99))]),
+    st.sampled_from(["", str(at(1)), str(at(15)), str(at(99))]),
     reached_at=st.one_of(st.none(), st.integers(0, 40).map(lambda days: NOW - days * DAY)),
     seen_at=st.one_of(st.none(), st.integers(0, 40).map(lambda days: NOW - days * DAY)),
     evict_after=st.one_of(st.none(), st.just(5 * DAY)),
@@ -319,8 +321,8 @@ def test_nothing_goes_that_a_peer_needs_unless_it_is_evicted(
         assert one.last is not None
         assert not is_pinned or one.last <= at(15)
         for mark in marks:
-            has_read = mark.passed > str(one.last) and "-" in mark.passed
-            assert has_read or mark.host in fate.evicts
+            has_passed = "-" in mark.passed and mark.passed >= str(one.last)
+            assert has_passed or mark.confirmed >= str(one.last) or mark.host in fate.evicts
 
 
 @pytest.mark.parametrize(

@@ -175,13 +175,13 @@ async def _note(tx: Tx, drop: Drop, last: Position) -> None:
         drop.fate.cause is Cause.DORMANT,
     )
     if drop.fate.evicts:
-        await _evict(tx, drop)
+        await _evict(tx, drop, last)
 
 
-async def _evict(tx: Tx, drop: Drop) -> None:
+async def _evict(tx: Tx, drop: Drop, last: Position) -> None:
     hosts = list(drop.fate.evicts)
     await tx.execute(queries.begin_snapshots_again, drop.log.table_id, hosts)
-    for row in await tx.fetch(queries.evict, hosts, drop.now):
+    for row in await tx.fetch(queries.evict, hosts, drop.now, str(last)):
         log.warning(
             "peer_evicted",
             peer=row["host"],

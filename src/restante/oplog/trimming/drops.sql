@@ -26,9 +26,10 @@ update op_tables
  where id = $1;
 
 -- name: evict
+-- Those who have read all that goes lose nothing.
 update op_peers
    set evicted_at = $2, evictions = evictions + 1
- where host = any($1::text[]) and evicted_at is null
+ where host = any($1::text[]) and evicted_at is null and confirmed < $3
 returning host;
 
 -- name: begin_snapshots_again

@@ -69,6 +69,7 @@ class Mark:
 
     host: str
     passed: str = ""  # as it is stored
+    confirmed: str = ""  # what it has read, whatever we have read of it
     tables: frozenset[str] | None = None  # it may see these; None: all
     reached_at: datetime | None = None  # when the first op arrived that it has not passed
     seen_at: datetime | None = None  # when it last read
@@ -105,6 +106,7 @@ class Piece:
     partition: Partition
     last: Position | None = None
     first_at: datetime | None = None  # when its first op arrived
+    last_at: datetime | None = None
 
     @property
     def name(self) -> str:
@@ -118,6 +120,11 @@ class Piece:
     def end(self) -> datetime:
         assert self.partition.span is not None  # noqa: S101 - only attached ones are looked at
         return self.partition.span.end
+
+    @property
+    def all_at(self) -> datetime:
+        """When all of its ops had arrived."""
+        return min(self.end, self.last_at or self.end)
 
     @property
     def start(self) -> datetime:
@@ -160,6 +167,7 @@ class Cause(StrEnum):
     CAP_BYTES = "cap_bytes"
     DORMANT = "dormant"
     EMPTY = "empty"
+    RESET = "reset"  # an operator has compared the tables with a peer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +249,7 @@ def _held_by(mark: Mark, piece: Piece, *, margin: timedelta, now: datetime) -> l
     passed = positions.parsed(mark.passed)
     assert passed is not None  # noqa: S101 - it is readable
     reached_at = now if mark.reached_at is None else mark.reached_at
-    if piece.last <= passed and piece.end <= reached_at - margin:
+    if piece.last <= passed and piece.all_at <= reached_at - margin:
         return []
     if piece.last <= passed:
         hours = f"{margin / timedelta(hours=1):g} h"
@@ -319,7 +327,7 @@ class _Judge:
 
     def dropped(self, piece: Piece, due: datetime, cause: Cause) -> Fate:
         """The fate of what arrived before a moment."""
-        whole, share = piece.end <= due, _share(piece, due, now=self.now)
+        whole, share = piece.all_at <= due, _share(piece, due, now=self.now)
         if piece.last is None or not (whole or self._is_worth_cutting(piece, share)):
             return KEPT
         held = self.holds(piece)
@@ -328,7 +336,12 @@ class _Judge:
         is_cap = cause in {Cause.CAP_AGE, Cause.CAP_BYTES}
         if held and (not is_cap or any(one.is_final for one in held)):
             return Fate(holds=held)
-        behind = [one.who for one in held if one.reason != "margin"]
+        holders = {one.who for one in held}
+        behind = [
+            mark.host
+            for mark in self.marks
+            if mark.host in holders and mark.confirmed < str(piece.last)
+        ]
         return Fate(cause, evicts=(*behind, *self._away(piece)))
 
     def _away(self, piece: Piece) -> tuple[str, ...]:
@@ -338,8 +351,7 @@ class _Judge:
             for mark in self.marks
             if (mark.tables is None or self.log.name in mark.tables)
             and standing(mark, now=self.now) is Standing.AWAY
-            and piece.last is not None
-            and piece.last > (positions.parsed(mark.passed) or positions.START)
+            and mark.confirmed < str(piece.last or "")
         )
 
     def _is_worth_cutting(self, piece: Piece, share: float) -> bool:

@@ -91,10 +91,10 @@ def policy_of(row: Row | Mapping[str, Any], limits: Limits) -> Policy:
     )
 
 
-def _log(row: Row, limits: Limits, ends: Sequence[tuple[Piece, datetime | None]]) -> Log:
+def _log(row: Row, limits: Limits, pieces: Sequence[Piece]) -> Log:
     policy = policy_of(row, limits)
-    last_at = max((moment for _, moment in ends if moment), default=None)
-    log = TableLog(row["name"], policy, [piece for piece, _ in ends], last_at=last_at)
+    last_at = max((one.last_at for one in pieces if one.last_at), default=None)
+    log = TableLog(row["name"], policy, pieces, last_at=last_at)
     kept = ("floor", "dropped_ops", "dropped_bytes", "dropped_at")
     return Log(row["id"], row["parent"], *(row[name] for name in kept), decided=log)
 
@@ -115,16 +115,14 @@ def _with_interest(log: Log, pins: Sequence[Row], taking_from: str | None) -> Lo
     return replace(log, decided=replace(log.decided, pins=own, taking_from=taking_from))
 
 
-async def _pieces(
-    connection: Connection, found: Sequence[Partition]
-) -> dict[str, list[tuple[Piece, datetime | None]]]:
+async def _pieces(connection: Connection, found: Sequence[Partition]) -> dict[str, list[Piece]]:
     """The partitions with their ends, by parent, the oldest first."""
     ends = await ends_of(connection, [one.name for one in found])
-    pieces = dict[str, list[tuple[Piece, datetime | None]]]()
+    pieces = dict[str, list[Piece]]()
     for one in sorted(found, key=lambda one: str(one.span and one.span.start.isoformat())):
         row = ends.get(one.name)
-        piece = Piece(one, _position(row), row["first_at"]) if row else Piece(one)
-        pieces.setdefault(one.parent or "", []).append((piece, row["last_at"] if row else None))
+        piece = Piece(one, _position(row), row["first_at"], row["last_at"]) if row else Piece(one)
+        pieces.setdefault(one.parent or "", []).append(piece)
     return pieces
 
 
@@ -162,6 +160,7 @@ async def _mark(connection: Connection, row: Row) -> Mark:
     return Mark(
         row["host"],
         row["passed"],
+        row["confirmed"],
         None if row["tables"] is None else frozenset(row["tables"]),
         reached_at,
         row["seen_at"],

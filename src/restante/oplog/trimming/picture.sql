@@ -11,7 +11,7 @@ select id, name, 'ops_' || id as parent, state, retention_days, cap_days, cap_by
  order by name;
 
 -- name: peers
-select host, passed, tables, confirmed_at as seen_at, added_at, evict_after_days, evicted_at, spared_until,
+select host, passed, confirmed, tables, confirmed_at as seen_at, added_at, evict_after_days, evicted_at, spared_until,
        failure
   from op_peers
  order by host;
