@@ -312,6 +312,7 @@ create table op_peers (
     evict_after_days    double precision check (evict_after_days > 0),
     evicted_at          timestamptz,  -- since then ops go although it has not read them
     evictions           bigint      not null default 0,
+    eviction            json,  -- the last one: table, cause, ops and bytes
     spared_until        timestamptz  -- it has just taken a snapshot, and is not evicted again
 );
 

@@ -8,10 +8,13 @@ catalogue.
 from collections.abc import Mapping
 from datetime import datetime
 
+import msgspec
+
 from restante.database import sql
 from restante.database.pool import Connection, Database, Row
 from restante.oplog import positions, tables, ulids
 from restante.wire.oplog_status import (
+    Eviction,
     HorizonHolder,
     Lag,
     LogTable,
@@ -21,6 +24,8 @@ from restante.wire.oplog_status import (
 )
 
 queries = sql.load("restante.oplog", "status")
+
+_eviction = msgspec.json.Decoder(Eviction)
 
 MAX_COUNTED = 10_000
 
@@ -66,6 +71,10 @@ def _table(row: Row) -> LogTable:
         floor_at=ulids.moment_of(row["floor"]) if has_floor else None,
         partitions=row["partitions"],
         ahead_seconds=row["ahead_seconds"],
+        dropped_ops=row["dropped_ops"],
+        dropped_bytes=row["dropped_bytes"],
+        dropped_at=row["dropped_at"],
+        dormant_ops=row["dormant_ops"],
     )
 
 
@@ -80,6 +89,8 @@ async def _peer(connection: Connection, row: Row, *, now: datetime) -> PeerStatu
             is_more=count >= MAX_COUNTED,
         )
     same = {name: row[name] for name in PeerStatus.__struct_fields__ if name in row}
+    if row["eviction"] is not None:
+        same["eviction"] = _eviction.decode(row["eviction"])
     visible = row["tables"]
     waiting = await waiting_for(connection, visible, row["confirmed"], now=now)
     return PeerStatus(**same, behind=behind, waiting=waiting)

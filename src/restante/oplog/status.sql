@@ -13,7 +13,7 @@ with recursive tree as (
       from tree join pg_class on pg_class.oid = tree.oid
      where relkind = 'r'
 )
-select op_tables.id, name, floor,
+select op_tables.id, name, floor, dropped_ops, dropped_bytes, dropped_at, dormant_ops,
        case when to_regclass(format('%I.%I', schema_name, table_name)) is null then 'missing'
             else state end as state,
        coalesce(sum(parts.ops), 0)::bigint as ops,
@@ -27,7 +27,8 @@ select op_tables.id, name, floor,
 -- name: peers
 select id, host, tables, protocol, cursor, cursor_problem, pulled_at, failing_since, failure,
        remote_lag_ops, remote_lag_bytes, remote_lag_seconds, skew_seconds, applied, superseded,
-       parked, refused, conflicts, gaps, confirmed, confirmed_at, schema_differences
+       parked, refused, conflicts, gaps, confirmed, confirmed_at, schema_differences,
+       evict_after_days, evicted_at, evictions, eviction
   from op_peers
  where host is distinct from (select h.host from op_node o join op_hosts h on h.id = o.host_id)
  order by host;

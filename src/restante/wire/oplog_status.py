@@ -4,6 +4,8 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from restante.wire.oplog_plan import OplogPlan
+
 
 class Lag(Struct, frozen=True):
     """What of a log has not been read yet."""
@@ -25,6 +27,21 @@ class LogTable(Struct, frozen=True, kw_only=True):
     floor_at: datetime | None
     partitions: int
     ahead_seconds: float | None  # how far ahead of the clock it has partitions
+    dropped_ops: int = 0  # since it is tracked
+    dropped_bytes: int = 0
+    dropped_at: datetime | None = None
+    dormant_ops: int = 0  # of those dropped, because the table was dormant
+
+
+class Eviction(Struct, frozen=True, kw_only=True):
+    """What was dropped although a peer had not read it."""
+
+    table: str
+    cause: (
+        str  # cap_age, cap_bytes, retention or dormant: for the last two it was away for too long
+    )
+    ops: int  # about
+    bytes: int
 
 
 class PeerStatus(Struct, frozen=True, kw_only=True):
@@ -51,6 +68,10 @@ class PeerStatus(Struct, frozen=True, kw_only=True):
     confirmed_at: datetime | None
     waiting: Lag
     schema_differences: list[str]
+    evict_after_days: float | None = None
+    evicted_at: datetime | None = None  # since then ops go although it has not read them
+    evictions: int = 0
+    eviction: Eviction | None = None  # the last one
 
 
 class HorizonHolder(Struct, frozen=True, kw_only=True):
@@ -87,3 +108,4 @@ class OplogStatus(Struct, frozen=True, kw_only=True):
     conflicts: int
     conflicts_since: datetime | None  # of the oldest that is kept
     horizon: HorizonHolder | None
+    plan: OplogPlan | None = None  # what retention and caps would do now, and who keeps what is due

@@ -111,6 +111,7 @@ create table op_peers (
     evict_after_days    double precision check (evict_after_days > 0),
     evicted_at          timestamptz,
     evictions           bigint      not null default 0,
+    eviction            json,
     spared_until        timestamptz
 );
 
