@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
 import structlog
 
 from restante.database import partitions, sql
@@ -25,6 +26,7 @@ from restante.oplog.serving import log as serving
 from restante.oplog.trimming.gate import Cause, Fate
 from restante.oplog.trimming.picture import Log
 from restante.retention.subjects import Work
+from restante.wire.oplog_status import Eviction
 
 log = structlog.get_logger()
 
@@ -181,15 +183,15 @@ async def _note(tx: Tx, drop: Drop, last: Position) -> None:
 async def _evict(tx: Tx, drop: Drop, last: Position) -> None:
     hosts = list(drop.fate.evicts)
     await tx.execute(queries.begin_snapshots_again, drop.log.table_id, hosts)
-    for row in await tx.fetch(queries.evict, hosts, drop.now, str(last)):
-        log.warning(
-            "peer_evicted",
-            peer=row["host"],
-            table=drop.log.decided.name,
-            cause=drop.fate.cause,
-            ops=drop.rows,
-            bytes=drop.bytes,
-        )
+    lost = Eviction(
+        table=drop.log.decided.name,
+        cause=drop.fate.cause or "",
+        ops=drop.rows,
+        bytes=drop.bytes,
+    )
+    details = msgspec.json.encode(lost).decode()
+    for row in await tx.fetch(queries.evict, hosts, drop.now, str(last), details):
+        log.warning("peer_evicted", peer=row["host"], **msgspec.structs.asdict(lost))
 
 
 async def _last_before(

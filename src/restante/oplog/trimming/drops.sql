@@ -28,7 +28,7 @@ update op_tables
 -- name: evict
 -- Those who have read all that goes lose nothing.
 update op_peers
-   set evicted_at = $2, evictions = evictions + 1
+   set evicted_at = $2, evictions = evictions + 1, eviction = $4
  where host = any($1::text[]) and evicted_at is null and confirmed < $3
 returning host;
 
