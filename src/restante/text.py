@@ -1,4 +1,8 @@
-"""Text of somebody else: what is invisible in it, where it can be cut, how it is printed."""
+"""
+Text of somebody else: what is invisible in it, where it can be cut, how it is printed.
+
+And numbers in words for people.
+"""
 
 import re
 import unicodedata
@@ -16,6 +20,7 @@ _INVISIBLE = re.compile(
 )
 _SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 _MAX_CLUSTER = 32  # marks on one letter; more are cut apart
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def without_invisible(text: str) -> str:
@@ -56,3 +61,12 @@ def printable(text: str, *, max_length: int | None = None) -> str:
 def number_of_files(count: int) -> str:
     """A number of files, in words for people."""
     return "1 file" if count == 1 else f"{count} files"
+
+
+def shown_bytes(size: float) -> str:
+    """A byte count in a readable unit."""
+    for unit in _UNITS:
+        if abs(size) < 1024 or unit == _UNITS[-1]:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError

@@ -5,7 +5,9 @@ import json
 import msgspec
 import rich.console
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+from restante.text import shown_bytes
+
+__all__ = ["Console", "json_text", "shown_bytes", "shown_seconds"]
 
 
 class Console(rich.console.Console):
@@ -24,15 +26,6 @@ def json_text(value: object, *, indent: int = -1) -> str:
     encoded = msgspec.json.format(msgspec.json.encode(value), indent=indent)
     text = encoded.decode(errors="replace")
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-
-
-def shown_bytes(size: float) -> str:
-    """A byte count in a readable unit."""
-    for unit in _UNITS:
-        if abs(size) < 1024 or unit == _UNITS[-1]:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
 
 
 def shown_seconds(seconds: float) -> str:
