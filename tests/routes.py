@@ -108,6 +108,7 @@ TABLE: dict[tuple[str, str], Call] = {
     ("POST", "/internal/oplog/digest/tables"): Call(PEER_ALONE, json=nothing),
     ("POST", "/internal/oplog/digest"): Call(PEER_ALONE, json=nothing, answers=INCOMPLETE),
     ("POST", "/internal/oplog/digest/records"): Call(PEER_ALONE, json=nothing, answers=INCOMPLETE),
+    ("POST", "/internal/oplog/cursors"): Call(PEER_ALONE, json=lambda _: {"hosts": []}),
     ("GET", "/admin/oplog/peers"): Call(ADMIN_ALONE),
     ("POST", "/admin/oplog/peers"): Call(ADMIN_ALONE, json=lambda _: {"url": PEER_URL}),
     ("DELETE", "/admin/oplog/peers"): Call(ADMIN_ALONE, query={"url": PEER_URL}),

@@ -34,7 +34,7 @@ def report(*outcomes: TableOutcome, is_caught_up: bool = True) -> VerifyReport:
 
 def shown(found: VerifyReport) -> str:
     console = Console(file=StringIO(), width=200)
-    oplog_verify._show(console, found)
+    oplog_verify.show(console, found)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 

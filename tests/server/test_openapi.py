@@ -54,6 +54,7 @@ OPERATION_IDS = {
     ("POST", "/internal/crud/push"): "oplog_push",
     ("GET", "/internal/crud/sweep"): "oplog_sweep",
     ("GET", "/internal/oplog/status"): "oplog_status",
+    ("POST", "/internal/oplog/cursors"): "oplog_cursors",
     ("POST", "/internal/oplog/digest"): "oplog_digest",
     ("POST", "/internal/oplog/digest/records"): "oplog_records",
     ("POST", "/internal/oplog/digest/tables"): "oplog_tables",

@@ -38,6 +38,7 @@ REFUSED_THOUGH_VALID = {
     "oplog_begin": ["400"],
     "oplog_page": ["400", "410"],
     "oplog_missing": ["400", "410"],
+    "oplog_cursors": [],
     "oplog_digest": ["400"],
     "oplog_records": ["400"],
     "oplog_tables": [],

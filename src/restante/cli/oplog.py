@@ -13,6 +13,7 @@ from restante.cli import (
     oplog_parked,
     oplog_peers,
     oplog_plan,
+    oplog_reset,
     oplog_status,
     oplog_verify,
 )
@@ -58,6 +59,7 @@ def register(app: App, group: Group) -> None:
         oplog_status,
         oplog_plan,
         oplog_verify,
+        oplog_reset,
         oplog_index,
     ):
         commands.register(oplog)

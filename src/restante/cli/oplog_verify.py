@@ -80,7 +80,7 @@ def verify(
     if json:
         print(json_text(report, indent=2))
     else:
-        _show(Console(), report)
+        show(Console(), report)
     sys.exit(_exit_code(report))
 
 
@@ -151,7 +151,7 @@ async def _verify(
 
     progress = Progress()
     async with calling(flags, url) as (db, peer, remote):
-        with _resumable(peer.host, progress), _bar(progress, quiet=quiet):
+        with _resumable(peer.host, progress), bar(progress, quiet=quiet):
             return await verify(
                 Here(db, peer.id, peer.tables),
                 There(remote, peer),
@@ -198,7 +198,8 @@ def _resumable(host: str, progress: "Progress") -> Iterator[None]:
 
 
 @contextmanager
-def _bar(progress: "Progress", *, quiet: bool) -> Iterator[None]:
+def bar(progress: "Progress", *, quiet: bool) -> Iterator[None]:
+    """Show how far a comparison is, on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True, quiet=quiet)
     is_shown = console.is_terminal and not quiet
@@ -213,7 +214,8 @@ def _bar(progress: "Progress", *, quiet: bool) -> Iterator[None]:
         yield
 
 
-def _show(console: Console, report: VerifyReport) -> None:
+def show(console: Console, report: VerifyReport) -> None:
+    """Print what a comparison has found."""
     for table in report.tables:
         console.print(_line(table), markup=False, highlight=False)
         for key in table.keys:

@@ -25,7 +25,7 @@ from restante.http.origins import PREFLIGHT_STATUSES, CrossOrigin
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
 from restante.oplog.node import Node
-from restante.oplog.routes import push, snapshot_web, verify_web, web as oplog
+from restante.oplog.routes import push, reset_web, snapshot_web, verify_web, web as oplog
 from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
@@ -55,6 +55,7 @@ ROUTES: list[BaseRoute] = [
     *push.ROUTES,
     *snapshot_web.ROUTES,
     *verify_web.ROUTES,
+    *reset_web.ROUTES,
     *admin.ROUTES,
 ]
 
