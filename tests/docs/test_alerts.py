@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from server.oplog_looks import STATUS as SOME_STATUS
 from sweeps import make_subjects
 
 from restante.server.metrics import Metrics
@@ -54,6 +55,10 @@ def samples() -> dict[str, set[str]]:
         gauge.labels("some", "in")
     for by_peer in (metrics.oplog.skew, metrics.oplog.failing, metrics.oplog.differences):
         by_peer.labels("some")
+    for by_peer in (metrics.trimming.floor_lag, metrics.trimming.pinned_bytes):
+        by_peer.labels("some")
+    metrics.trimming.cut_off_age.labels("some")
+    metrics.trimming.dropped.saw(SOME_STATUS)
     for name in ("applied", "superseded", "conflicts", "gaps", "outbox_dropped"):
         metrics.oplog.totals.saw(name, {"some": 0})
     return {

@@ -1,59 +1,13 @@
 """The metrics of the op log: from 0, by peer, and gone with the peer."""
 
 import math
-from datetime import UTC, datetime, timedelta
 
 import msgspec
+from server.oplog_looks import NOW, PEER, PLAN, STATUS
 from sweeps import make_subjects
 
 from restante.oplog.applying.boundary import Refusal
 from restante.server.metrics import Metrics
-from restante.wire.oplog_status import HorizonHolder, Lag, LogTable, OplogStatus, PeerStatus
-
-NOW = datetime(2026, 11, 17, tzinfo=UTC)
-PEER = PeerStatus(
-    host="https://b.example",
-    protocol="restante",
-    cursor="",
-    cursor_problem=None,
-    pulled_at=NOW,
-    failing_since=NOW - timedelta(seconds=90),
-    failure="It does not answer.",
-    behind=Lag(7, 700, 70.0),
-    skew_seconds=-3.0,
-    applied=5,
-    superseded=4,
-    parked=3,
-    refused=2,
-    conflicts=1,
-    gaps=6,
-    confirmed="",
-    confirmed_at=None,
-    waiting=Lag(9, 900, 90.0),
-    schema_differences=["x"],
-)
-STATUS = OplogStatus(
-    host="https://a.example",
-    clock_ahead_seconds=1.5,
-    tables=[
-        LogTable(
-            name="pages",
-            state="paused",
-            ops=1,
-            bytes=1,
-            floor="",
-            floor_at=None,
-            partitions=1,
-            ahead_seconds=1.0,
-        )
-    ],
-    peers=[PEER],
-    snapshots=[],
-    parked={"future": 3},
-    conflicts=0,
-    conflicts_since=None,
-    horizon=HorizonHolder(pid=1, who="x", state="active", seconds=12.0, query_started_at=None),
-)
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -120,3 +74,50 @@ def test_a_removed_peer_disappears_and_an_unknown_lag_is_not_0():
     for name in ("lag_ops", "lag_bytes", "lag_seconds"):
         assert value(metrics, name, direction="out", peer=PEER.host) is None
     assert value(metrics, "applied_total", peer=PEER.host) is None
+
+
+def test_reasons_and_standings_of_the_retention_are_shown_from_0():
+    metrics = Metrics("molecule", make_subjects())
+
+    for reason in ("behind", "missing", "unreadable", "implausible", "pinned", "taking_snapshot"):
+        assert value(metrics, "trim_skipped_total", reason=reason) == 0
+    for standing in ("readable", "missing", "evicted", "away"):
+        assert value(metrics, "peer_marks", standing=standing) == 0
+
+
+def test_a_plan_says_how_old_the_log_is_and_who_keeps_it():
+    metrics = Metrics("molecule", make_subjects())
+
+    metrics.trimming.saw_plan(PLAN, now=NOW)
+    metrics.trimming.saw_skipped({"behind": 3})
+
+    peer, table = {"peer": PEER.host}, {"table": "pages"}
+    assert value(metrics, "floor_age_seconds", **table) == 9 * 86400
+    assert value(metrics, "floor_lag_seconds", **peer) == 9 * 86400
+    assert value(metrics, "pinned_bytes", **peer) == 6_000_000
+    assert value(metrics, "peer_marks", standing="readable") == 1
+    assert value(metrics, "due_bytes") == 1_000_000
+    assert value(metrics, "dormant_tables") == 1
+    assert value(metrics, "trim_skipped_total", reason="behind") == 3
+
+
+def test_a_peer_that_is_removed_pins_nothing_any_more():
+    metrics = Metrics("molecule", make_subjects())
+
+    metrics.trimming.saw_plan(PLAN, now=NOW)
+    metrics.trimming.saw_plan(msgspec.structs.replace(PLAN, peers=[], tables=[]), now=NOW)
+
+    assert value(metrics, "pinned_bytes", peer=PEER.host) is None
+    assert value(metrics, "floor_lag_seconds", peer=PEER.host) is None
+    assert value(metrics, "floor_age_seconds", table="pages") is None
+
+
+def test_what_was_dropped_is_counted_by_table_and_evictions_by_peer():
+    metrics = Metrics("molecule", make_subjects())
+
+    metrics.trimming.dropped.saw(STATUS)
+
+    assert value(metrics, "dropped_ops_total", table="pages") == 700
+    assert value(metrics, "dropped_bytes_total", table="pages") == 70_000
+    assert value(metrics, "dormant_ops_total", table="pages") == 30
+    assert value(metrics, "evictions_total", peer=PEER.host) == 2

@@ -7,8 +7,10 @@ from restante.oplog import looks, status
 from restante.oplog.applying import apply, parked, settle
 from restante.oplog.remote import Remote
 from restante.oplog.tracking import schema_changes
+from restante.oplog.trimming import log_subject, picture, plan
 from restante.retention import upkeep
 from restante.retention.subjects import Subjects
+from restante.server import policies
 from restante.server.app import Services
 from restante.server.loops import Loop
 from restante.settings import Settings
@@ -31,6 +33,8 @@ def loops(settings: Settings, services: Services, subjects: Subjects) -> list[Lo
         Loop("space", jobs.look_at_space, interval_seconds=300, deadline_seconds=30),
         Loop("phantoms", jobs.reset_phantoms, interval_seconds=300, deadline_seconds=30),
         Loop("oplog", jobs.look_at_oplog, interval_seconds=10, deadline_seconds=20),
+        # It probes every partition of the log, so it is made less often than the other looks.
+        Loop("oplog_plan", jobs.look_at_log_plan, interval_seconds=60, deadline_seconds=30),
         Loop("oplog_waiting", jobs.apply_waiting, interval_seconds=2, deadline_seconds=60),
         Loop("oplog_schema", jobs.follow_schema, interval_seconds=10, deadline_seconds=60),
         Loop("oplog_peers", jobs.look_at_peers, interval_seconds=15, deadline_seconds=60),
@@ -46,10 +50,14 @@ class _Jobs:
         self._appended = status.Appended()
         self._schema = schema_changes.Watch(services.oplog.db)
         self._refused = Counter(apply.refused_so_far)
+        self._skipped = Counter(log_subject.skipped_so_far)
+        self._log_limits = policies.log_limits(settings)
         self._phantom_stale = timedelta(seconds=settings.phantom_stale_seconds)
 
     async def create_partitions(self) -> None:
         now = await self._services.sweep.now()
+        async with self._services.db.connection() as connection:
+            await picture.note_time(connection, now=now)
         try:
             await upkeep.create_partitions(self._services.db, self._subjects, now=now)
         except Exception:  # the lead matters most when no partition can be created
@@ -101,6 +109,17 @@ class _Jobs:
         metrics, dropped = self._services.metrics.oplog, self._services.oplog.outbox.dropped_by
         metrics.saw_counts(appended=appended, refused=refused, outbox_dropped=dropped)
         metrics.saw(found, now_seconds=now.timestamp())
+        self._services.metrics.trimming.dropped.saw(found)
+
+    async def look_at_log_plan(self) -> None:
+        """What retention and caps would do, and who stands in the way."""
+        now = await self._services.sweep.now()
+        async with self._services.oplog.db.transaction(readonly=True) as tx:
+            found = await plan.look(tx, self._log_limits, now=now)
+        skipped = log_subject.skipped_so_far - self._skipped
+        self._skipped += skipped
+        self._services.metrics.trimming.saw_skipped(skipped)
+        self._services.metrics.trimming.saw_plan(found, now=now)
 
     async def apply_waiting(self) -> None:
         """What could not be applied, or not be judged, when it came."""

@@ -12,6 +12,7 @@ from restante.retention.disk import DiskState
 from restante.retention.subjects import Subjects
 from restante.server.metric_page import Page
 from restante.server.oplog_metrics import OplogMetrics
+from restante.server.trimming_metrics import TrimmingMetrics
 from restante.wire import SpaceView, UploadStates
 
 PASS_OUTCOMES = ("ok", "error", "deadline")
@@ -44,11 +45,13 @@ class Metrics:
         # These name workspaces and peers, so only the operator sees them.
         self.workspaces = WorkspaceMetrics(for_operator)
         self.oplog = OplogMetrics(for_all, for_operator)
+        self.trimming = TrimmingMetrics(for_all, for_operator)
 
     def saw_space(self, space: SpaceView) -> None:
         """Set the gauges to what a look at the tables found."""
         self.space.saw(space)
         self.workspaces.saw(space)
+        self.trimming.saw_space(space)
 
     async def page(self, *, for_operator: bool = False) -> bytes:
         """All metrics as Prometheus text; those that name others for the operator only."""
