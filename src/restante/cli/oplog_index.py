@@ -64,8 +64,8 @@ def ensure_index(
     tables
         Only in the logs of these tracked tables. [default: all]
     add
-        One more index: arrival, to find ops by the time of their arrival. Small, and cheap for
-        writers. Without tables, partitions and logs that are created later have it too.
+        One more index: arrival, to find ops by the time of their arrival. Small.
+        Without tables, partitions and logs that are created later have it too.
     drop
         Drop such an index again, and build nothing.
     dry_run
