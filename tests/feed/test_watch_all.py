@@ -26,6 +26,7 @@ from watchers import (
     watch_any,
 )
 
+from restante import wire
 from restante.feed import store, wakeups
 from restante.feed.horizon import Horizon
 from restante.feed.rules import NewActivity
@@ -375,3 +376,37 @@ async def test_those_who_watch_all_leave_connections_to_others(run_site: SiteFac
         expected = sorted((one.id, seq) for one in workspaces for seq in range(1, 6))
         for watcher in watchers:
             assert sorted(await rows(watcher, 20)) == expected
+
+
+EVICTED = wire.NodeEvent(
+    "OPLOG_PEER_EVICTED",
+    "",
+    datetime(2026, 1, 31, 12, tzinfo=UTC),
+    wire.EvictedPeer(peer="https://b.example", table="pages", cause="cap_bytes", ops=7, bytes=70),
+)
+
+
+@BOTH
+async def test_what_happens_to_the_server_is_told_to_the_operator_and_to_nobody_else(
+    site: Site, way: str
+):
+    """It is in no feed: rows before and after it come as ever."""
+    workspace = await registered(site)
+    async with (
+        watch_any(site, way, headers=ADMIN) as operator,
+        watch(workspace, way) as owner,
+    ):
+        await append(workspace, "before")
+        first = await operator.row()
+        site.state.wakeups.announce(EVICTED)
+        told = await operator.event()
+        await append(workspace, "after")
+
+        assert (first["summary"], (await operator.row())["summary"]) == ("before", "after")
+        assert [(await owner.row())["summary"] for _ in range(2)] == ["before", "after"]
+
+    assert told["event"] == "OPLOG_PEER_EVICTED"
+    assert told["workspace_id"] == ""
+    assert told["timestamp"] == "2026-01-31T12:00:00Z"
+    assert told["payload"]["peer"] == "https://b.example"
+    assert (told["payload"]["cause"], told["payload"]["bytes"]) == ("cap_bytes", 70)

@@ -6,6 +6,7 @@ from oplog.nodes import NOW, PEER, make_peer, op, pull_from, tracked
 from restante.database.pool import Database
 from restante.oplog.applying.apply import apply_page
 from restante.oplog.callbacks import AppliedOp, Callbacks
+from restante.wire import EvictedPeer
 
 pytestmark = pytest.mark.anyio
 
@@ -60,3 +61,20 @@ async def test_what_does_not_fit_is_dropped_and_counted():
         callbacks.put(heard_op(size=500))
 
     assert callbacks.dropped == 1
+
+
+async def test_an_evicted_peer_is_heard_of_and_a_failing_callback_is_counted():
+    callbacks, heard = Callbacks(), list[EvictedPeer]()
+
+    def fail(_evicted: EvictedPeer) -> None:
+        raise ValueError("a bug of the application")
+
+    callbacks.on_eviction(fail)
+    callbacks.on_eviction(heard.append)
+    evicted = EvictedPeer(peer=PEER, table="items", cause="cap_age", ops=7, bytes=70)
+    callbacks.put_eviction(evicted)
+
+    await callbacks.call_waiting()
+
+    assert heard == [evicted]
+    assert callbacks.failed == 1

@@ -9,6 +9,7 @@ from restante.database.pool import Connection, Database
 from restante.oplog import status, ulids
 from restante.oplog.looks import differences
 from restante.oplog.positions import Position
+from restante.wire import EvictedPeer
 from restante.wire.oplog_digests import ColumnDescription, NodeDescription, TableDescription
 from restante.wire.oplog_status import Lag
 
@@ -190,3 +191,27 @@ def test_differences_of_the_schemas_are_named_within_bounds():
         "pages: The primary key is (id) here and (a) there."
     ]
     assert differences(described(*many), described())[-1] == "And 30 more differences."
+
+
+async def test_an_eviction_is_an_event_once_and_none_from_before_the_first_look(db: Database):
+    """Whichever server, or command, has evicted the peer."""
+    lost = '{"table": "pages", "cause": "cap_bytes", "ops": 7, "bytes": 70}'
+    evict = (
+        "update op_peers set evictions = evictions + 1, evicted_at = $2, eviction = $3"
+        " where host = $1"
+    )
+    evictions = status.Evictions()
+    async with db.connection() as connection:
+        await add_peer(connection, "http://b", evictions=3)
+        await add_peer(connection, "http://c")
+        before = evictions.since_last_look(await status.look(db, now=NOW))
+        await connection.execute(evict, "http://c", NOW, lost)
+
+    (event,) = evictions.since_last_look(await status.look(db, now=NOW))
+
+    assert before == []
+    assert (event.event, event.timestamp) == ("OPLOG_PEER_EVICTED", NOW)
+    assert event.payload == EvictedPeer(
+        peer="http://c", table="pages", cause="cap_bytes", ops=7, bytes=70
+    )
+    assert evictions.since_last_look(await status.look(db, now=NOW)) == []

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from restante.errors import DatabaseUnavailable, StatementTimedOut, TooManyAtOnce
 from restante.feed.readers import LargeRoom
-from restante.feed.row_events import RowEvent
+from restante.feed.row_events import RowEvent, WatchedEvent
 from restante.feed.rules import Page, Query
 from restante.feed.service import Feed
 from restante.feed.wakeups import Waiter
@@ -48,7 +48,7 @@ class TooSlow(Exception):
     """The watcher does not read what it is sent, or not as fast as others need its memory."""
 
 
-Look: TypeAlias = Callable[[], Awaitable[Sequence[RowEvent]]]
+Look: TypeAlias = Callable[[], Awaitable[Sequence[WatchedEvent]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Batches:
         self._room = LargeRoom(feed.large_events, copies=policy.copies)
         self._must_look = False  # the last look has failed
 
-    async def next(self, look: Look, due_at: Callable[[], float]) -> Sequence[RowEvent] | None:
+    async def next(self, look: Look, due_at: Callable[[], float]) -> Sequence[WatchedEvent] | None:
         """
         Wait for the next rows; empty after a quiet while, None when the server stops.
 
@@ -88,7 +88,7 @@ class Batches:
             if events or time.monotonic() >= quiet_until:
                 return events
 
-    async def _look_or_pause(self, look: Look) -> Sequence[RowEvent]:
+    async def _look_or_pause(self, look: Look) -> Sequence[WatchedEvent]:
         self._must_look = False
         try:
             return await look()

@@ -28,7 +28,7 @@ from restante.errors import (
 )
 from restante.feed.admission import Watching, abort, admitted, in_time, log_ended
 from restante.feed.batches import TooSlow
-from restante.feed.row_events import RowEvent
+from restante.feed.row_events import WatchedEvent
 from restante.feed.watch import Watch
 from restante.feed.watch_all import WatchAll
 from restante.http.disconnect import disconnected, while_connected
@@ -100,7 +100,9 @@ class AnyEventsQuery(msgspec.Struct, frozen=True):
     details="The same for the workspace that the token belongs to. The operator's token watches "
     "all workspaces, unless `X-Workspace-ID` names one. An event of all workspaces has as its id a "
     "moment before which nothing was missed: a watcher that resumes after it may be sent the "
-    "events of the last minutes again. The same by WebSocket, at `/ws`.",
+    "events of the last minutes again. The operator is also told what happens to the server "
+    "itself: an event `OPLOG_PEER_EVICTED` without an id, whose data is a `NodeEvent`, is sent "
+    "once to those who watch then. The same by WebSocket, at `/ws`.",
     query=AnyEventsQuery,
     answers={200: "text/event-stream"},
     refusals=_REFUSALS,
@@ -166,7 +168,7 @@ def _heartbeat(watch: Watch | WatchAll) -> bytes:
     return _id_alone(watch) if isinstance(watch, WatchAll) else b":\n\n"
 
 
-def _block(event: RowEvent, watch: Watch | WatchAll) -> bytes:
+def _block(event: WatchedEvent, watch: Watch | WatchAll) -> bytes:
     """One event; line breaks of stored JSON are between its values, and become blanks."""
     data = msgspec.json.encode(event).translate(_ON_ONE_LINE)
     head = f"event: {event.event}\n"

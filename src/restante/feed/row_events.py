@@ -8,6 +8,7 @@ from msgspec import Raw, Struct
 from restante import wire
 
 RowEvent: TypeAlias = wire.Event | wire.AgentEvent
+WatchedEvent: TypeAlias = RowEvent | wire.NodeEvent
 
 
 class _Part(Struct, frozen=True):

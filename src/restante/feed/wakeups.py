@@ -8,12 +8,14 @@ that fails is sent again later, and the set does not grow with the number of com
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain
 
 import structlog
 
+from restante import wire
 from restante.database.listener import Listener
 from restante.database.pool import Database
 from restante.errors import OutcomeUnknown, RestanteError, TooManyAtOnce
@@ -30,6 +32,7 @@ _RETRY_SECONDS = 1.0
 _IDS_PER_NOTIFICATION = 200  # a payload may have 8000 bytes, an id and its comma take 37
 _MAX_WAITERS = 100  # of one workspace, in one process
 _MAX_WAITERS_FOR_ALL = 32
+_MAX_NEWS = 100  # that a waiter for all has not taken yet
 _MAX_GROWN = 10_000  # feeds that a waiter for all has not looked at yet
 
 
@@ -64,12 +67,13 @@ class WaiterForAll(Waiter):
     If that is not known, or there are too many, it is told to look for them itself.
     """
 
-    __slots__ = ("grown", "must_search")
+    __slots__ = ("grown", "must_search", "news")
 
     def __init__(self) -> None:
         super().__init__(is_watcher=True)
         self.grown: dict[WorkspaceId, None] = {}
         self.must_search = False
+        self.news: deque[wire.NodeEvent] = deque(maxlen=_MAX_NEWS)
 
     def notify(self, workspace_id: WorkspaceId) -> None:
         """A feed may have grown."""
@@ -77,6 +81,11 @@ class WaiterForAll(Waiter):
             self.grown[workspace_id] = None
         elif workspace_id not in self.grown:
             self.must_search = True
+        self.changed.set()
+
+    def announce(self, event: wire.NodeEvent) -> None:
+        """Something has happened that is in no feed."""
+        self.news.append(event)
         self.changed.set()
 
     def search(self) -> None:
@@ -162,6 +171,11 @@ class Wakeups:
             self.grew(workspace_id)
             raise
         self.grew(workspace_id)
+
+    def announce(self, event: wire.NodeEvent) -> None:
+        """Tell those who watch all feeds at this server; nobody is told later."""
+        for waiter in self._for_all:
+            waiter.announce(event)
 
     def silent_seconds(self) -> float:
         """Time since notifications of other processes were last known to arrive."""

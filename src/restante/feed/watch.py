@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from restante import wire
 from restante.errors import CursorGone
 from restante.feed.batches import Batches, WatchPolicy
-from restante.feed.row_events import RowEvent
+from restante.feed.row_events import RowEvent, WatchedEvent
 from restante.feed.service import Feed
 from restante.ids import ActivityId, WorkspaceId
 
@@ -62,7 +62,7 @@ class Watch:
         """What to resume after, once this event was received."""
         return str(event.payload.id)
 
-    async def batch(self) -> Sequence[RowEvent] | None:
+    async def batch(self) -> Sequence[WatchedEvent] | None:
         """
         Wait for the next rows; empty after a quiet while, None when the server stops.
 

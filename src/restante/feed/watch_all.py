@@ -23,7 +23,7 @@ from restante.errors import BadRequest, CursorGone, TooManyAtOnce
 from restante.feed import horizon as horizons
 from restante.feed.batches import Batches, WatchPolicy
 from restante.feed.horizon import Horizon
-from restante.feed.row_events import RowEvent
+from restante.feed.row_events import RowEvent, WatchedEvent
 from restante.feed.service import Feed
 from restante.feed.wakeups import WaiterForAll
 from restante.ids import WorkspaceId
@@ -103,9 +103,11 @@ class WatchAll:
         """What to resume after, once this event was received."""
         return self.last_id
 
-    async def batch(self) -> Sequence[RowEvent] | None:
+    async def batch(self) -> Sequence[WatchedEvent] | None:
         """
         Wait for the next rows of any feed; empty after a quiet while, None when the server stops.
+
+        What has happened to the server itself comes between them, once.
 
         Raises CursorGone when rows were trimmed before they could be sent, and when more feeds are
         active than positions can be kept for.
@@ -113,7 +115,8 @@ class WatchAll:
         return await self.batches.next(self._look_in_turn, self._due_at)
 
     def _due_at(self) -> float:
-        return 0.0 if self._waiter.grown or self._is_search_due else self._search_at
+        is_due = self._waiter.news or self._waiter.grown or self._is_search_due
+        return 0.0 if is_due else self._search_at
 
     @property
     def _is_search_due(self) -> bool:
@@ -121,7 +124,9 @@ class WatchAll:
         is_full = len(self._positions) > 2 * self._policy.max_positions
         return is_full or self._waiter.must_search or time.monotonic() >= self._search_at
 
-    async def _look_in_turn(self) -> Sequence[RowEvent]:
+    async def _look_in_turn(self) -> Sequence[WatchedEvent]:
+        if self._waiter.news:
+            return [self._waiter.news.popleft()]
         async with self._feed.reads_of_all:
             return await self._look()
 

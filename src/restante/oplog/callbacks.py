@@ -1,5 +1,6 @@
 """
-Callbacks of the application for ops that were applied from peers, and for transient ops.
+Callbacks of the application for ops that were applied from peers, for transient ops, and for peers
+that were evicted.
 
 They run after the commit, one after the other, in a task of their own: a slow or failing one costs
 others time, never the op.  They may miss ops: those that were applied when the process stopped, and
@@ -10,14 +11,17 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
+from restante.wire import EvictedPeer
 from restante.wire.oplog import ActionName
 
 log = structlog.get_logger()
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
+_MAX_EVICTED = 1000
 _OVERHEAD_BYTES = 500
 
 
@@ -34,6 +38,7 @@ class AppliedOp:
 
 
 Callback = Callable[[AppliedOp], Awaitable[None] | None]
+EvictionCallback = Callable[[EvictedPeer], Awaitable[None] | None]
 
 
 class Callbacks:
@@ -41,6 +46,8 @@ class Callbacks:
 
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self._of_table: defaultdict[str | None, list[Callback]] = defaultdict(list)
+        self._of_evictions: list[EvictionCallback] = []
+        self._evicted: deque[EvictedPeer] = deque(maxlen=_MAX_EVICTED)
         self._waiting: deque[tuple[AppliedOp, int]] = deque()
         self._max_bytes = max_waiting_bytes
         self._bytes = 0
@@ -51,6 +58,10 @@ class Callbacks:
     def on(self, table: str | None, callback: Callback) -> None:
         """Call it for each op of a table, or of all tables."""
         self._of_table[table].append(callback)
+
+    def on_eviction(self, callback: EvictionCallback) -> None:
+        """Call it for each peer that lost ops before it had read them."""
+        self._of_evictions.append(callback)
 
     def wants(self, table: str) -> bool:
         """Whether anybody wants to hear of ops of this table."""
@@ -70,6 +81,11 @@ class Callbacks:
         self._waiting.append((op, size))
         self._filled.set()
 
+    def put_eviction(self, evicted: EvictedPeer) -> None:
+        """The same for a peer that was evicted."""
+        self._evicted.append(evicted)
+        self._filled.set()
+
     async def run(self) -> None:
         """Call the callbacks until cancelled."""
         while True:
@@ -83,13 +99,17 @@ class Callbacks:
             op, size = self._waiting.popleft()
             self._bytes -= size
             for callback in [*self._of_table.get(op.table, ()), *self._of_table.get(None, ())]:
-                await self._call(callback, op)
+                await self._call(partial(callback, op), table=op.table, ulid=op.ulid)
+        while self._evicted:
+            evicted = self._evicted.popleft()
+            for callback in self._of_evictions:
+                await self._call(partial(callback, evicted), peer=evicted.peer)
 
-    async def _call(self, callback: Callback, op: AppliedOp) -> None:
+    async def _call(self, call: Callable[[], Awaitable[None] | None], **about: str) -> None:
         try:
-            answer = callback(op)
+            answer = call()
             if answer is not None:
                 await answer
         except Exception:  # whatever the application's code raises
             self.failed += 1
-            log.exception("callback_failed", table=op.table, ulid=op.ulid)
+            log.exception("callback_failed", **about)

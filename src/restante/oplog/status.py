@@ -13,6 +13,7 @@ import msgspec
 from restante.database import sql
 from restante.database.pool import Connection, Database, Row
 from restante.oplog import positions, tables, ulids
+from restante.wire import EvictedPeer, NodeEvent
 from restante.wire.oplog_status import (
     Eviction,
     HorizonHolder,
@@ -159,6 +160,29 @@ def _grown(before: Mapping[int, int], now: Mapping[int, int]) -> int:
         rows - before.get(partition, 0) if rows >= before.get(partition, 0) else rows
         for partition, rows in now.items()
     )
+
+
+class Evictions:
+    """The peers that were evicted, by whichever server, since the first look."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] | None = None
+
+    def since_last_look(self, found: OplogStatus) -> list[NodeEvent]:
+        """One event for each of them."""
+        before, self._seen = self._seen, {peer.host: peer.evictions for peer in found.peers}
+        if before is None:
+            return []
+        return [_evicted(one) for one in found.peers if one.evictions > before.get(one.host, 0)]
+
+
+def _evicted(peer: PeerStatus) -> NodeEvent:
+    lost = peer.eviction or Eviction(table="", cause="", ops=0, bytes=0)
+    payload = EvictedPeer(peer=peer.host, **msgspec.structs.asdict(lost))
+    # It may have returned meanwhile.
+    moment = peer.evicted_at or peer.confirmed_at
+    assert moment is not None  # noqa: S101 - one of them is set then
+    return NodeEvent("OPLOG_PEER_EVICTED", "", moment, payload)
 
 
 async def note_look(

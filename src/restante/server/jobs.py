@@ -14,6 +14,7 @@ from restante.server import policies
 from restante.server.app import Services
 from restante.server.loops import Loop
 from restante.settings import Settings
+from restante.wire.oplog_status import OplogStatus
 from restante.workspaces.phantoms import reset_phantoms
 
 SWEEP_SECONDS = 30.0
@@ -48,6 +49,7 @@ class _Jobs:
         self._services = services
         self._subjects = subjects
         self._appended = status.Appended()
+        self._evictions = status.Evictions()
         self._schema = schema_changes.Watch(services.oplog.db)
         self._refused = Counter(apply.refused_so_far)
         self._skipped = Counter(log_subject.skipped_so_far)
@@ -56,14 +58,14 @@ class _Jobs:
 
     async def create_partitions(self) -> None:
         now = await self._services.sweep.now()
-        async with self._services.db.connection() as connection:
-            await picture.note_time(connection, now=now)
         try:
             await upkeep.create_partitions(self._services.db, self._subjects, now=now)
         except Exception:  # the lead matters most when no partition can be created
             await self._see_lead(now)
             raise
         await self._see_lead(now)
+        async with self._services.db.connection() as connection:
+            await picture.note_time(connection, now=now)
 
     async def _see_lead(self, now: datetime) -> None:
         lead = await upkeep.lead_seconds(self._services.db, self._subjects, now=now)
@@ -110,6 +112,13 @@ class _Jobs:
         metrics.saw_counts(appended=appended, refused=refused, outbox_dropped=dropped)
         metrics.saw(found, now_seconds=now.timestamp())
         self._services.metrics.trimming.dropped.saw(found)
+        self._announce_evictions(found)
+
+    def _announce_evictions(self, found: OplogStatus) -> None:
+        """Any server may have evicted a peer: each tells those who watch or listen at it."""
+        for event in self._evictions.since_last_look(found):
+            self._services.wakeups.announce(event)
+            self._services.oplog.callbacks.put_eviction(event.payload)
 
     async def look_at_log_plan(self) -> None:
         """What retention and caps would do, and who stands in the way."""

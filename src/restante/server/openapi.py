@@ -144,7 +144,8 @@ def _tags(every: Sequence[Described]) -> list[Json]:
 
 def _schemas(operations: Iterable[Operation]) -> tuple[dict[Any, Json], Json]:
     """A schema for each type on the wire, and the components that they refer to."""
-    types: dict[Any, None] = {wire.Problem: None, wire.Event: None, wire.AgentEvent: None}
+    of_streams = (wire.Event, wire.AgentEvent, wire.NodeEvent)
+    types: dict[Any, None] = dict.fromkeys((wire.Problem, *of_streams))
     for operation in operations:
         if operation.body:
             types[operation.body] = None

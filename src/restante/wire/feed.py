@@ -144,3 +144,25 @@ class AgentEvent(Struct, frozen=True):
     workspace_id: UUID
     timestamp: Annotated[Moment, Meta(description="When the row was stored.")]
     payload: AgentMessage
+
+
+class EvictedPeer(Struct, frozen=True, kw_only=True):
+    """A peer of the op log that lost ops before it had read them."""
+
+    peer: str
+    table: str
+    cause: Annotated[
+        str,
+        Meta(description="`cap_age`, `cap_bytes`; or `retention`, `dormant` after a long absence."),
+    ]
+    ops: Annotated[int, Meta(description="About how many were dropped.")]
+    bytes: int
+
+
+class NodeEvent(Struct, frozen=True):
+    """Sent to the operator who watches all workspaces; it belongs to none of them."""
+
+    event: Literal["OPLOG_PEER_EVICTED"]
+    workspace_id: Literal[""]
+    timestamp: Annotated[Moment, Meta(description="When it happened.")]
+    payload: EvictedPeer
