@@ -10,7 +10,7 @@ table may itself be a partition: only the lowest level holds rows, and only that
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 import asyncpg
@@ -25,7 +25,10 @@ queries = sql.load("restante.database")
 LOCK_TIMEOUT_MILLISECONDS = 1500
 _SIZE_LOCK_TIMEOUT = "50ms"
 _MAX_NAME = 63
-_BOUNDS = re.compile(r"FROM \('(?P<start>[^']+)'\) TO \('(?P<end>[^']+)'\)")
+_BOUNDS = re.compile(r"FROM \((?P<start>[^)]+)\) TO \((?P<end>[^)]+)\)")
+_REGULAR = re.compile(r"_\d{8}_\d{6}")
+# What an operator has attached may begin or end with no time at all, or with one that is none here.
+_FIRST, _LAST = datetime(1000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Partition:
     table: str  # the partitioned table that rows are inserted into
     name: str
     state: PartitionState
-    span: Span | None  # None once detaching has begun
+    span: Span | None  # None once detaching has begun, or if it has no range
     parent: str | None = None  # what it is attached to; None once it is detached
     bytes: int = 0
     is_locked: bool = False  # another session holds ACCESS EXCLUSIVE; `bytes` is unknown
@@ -78,11 +81,26 @@ def _partition(row: Row, table: PartitionedTable) -> Partition:
     return Partition(table.name, row["name"], PartitionState(row["state"]), span, row["parent"])
 
 
-def _span_of(table: PartitionedTable, bounds: str) -> Span:
-    """The time range in a partition's bounds as Postgres prints them."""
+def _span_of(table: PartitionedTable, bounds: str) -> Span | None:
+    """The time range in a partition's bounds as Postgres prints them; None: it has none."""
     found = _BOUNDS.search(bounds)
-    assert found is not None  # noqa: S101 - we create no other partitions
-    return Span(table.moment_of(found["start"]), table.moment_of(found["end"]))
+    if found is None:
+        return None
+    start, end = (_moment_of(table, found[name]) for name in ("start", "end"))
+    return Span(start or _FIRST, end or _LAST)
+
+
+def _moment_of(table: PartitionedTable, bound: str) -> datetime | None:
+    """The time of a bound; None for MINVALUE, infinity, and times that no datetime has."""
+    try:
+        return table.moment_of(bound.strip("'"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def is_regular(name: str, parent: str) -> bool:
+    """Whether a partition has such a name that it is found when it is left over."""
+    return _REGULAR.fullmatch(name.removeprefix(parent)) is not None
 
 
 async def with_sizes(connection: Connection, found: Sequence[Partition]) -> list[Partition]:

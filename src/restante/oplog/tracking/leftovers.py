@@ -3,7 +3,7 @@ Drops the logs of tables that are not tracked any more.
 
 A log is a partition of `ops`, which every writer of every tracked table uses.  So it is detached
 concurrently, which blocks none of them, but waits for those that are under way.  Where it stops,
-the next pass goes on.
+the next pass goes on.  A sweep may be at work on parts of the same logs, so it has to end first.
 """
 
 from restante.database import locks, partitions
@@ -20,9 +20,11 @@ async def drop(db: Database) -> None:
     async with (
         db.session() as connection,
         locks.held_if_free(connection, "oplog leftovers") as is_ours,
+        locks.held_if_free(connection, "sweep") as no_sweep_runs,
         locks.lock_timeout(connection, LOCK_TIMEOUT_MILLISECONDS),
     ):
-        for log in await relations.leftover_logs(connection) if is_ours else ():
+        may_drop = is_ours and no_sweep_runs
+        for log in await relations.leftover_logs(connection) if may_drop else ():
             await _drop(connection, log)
 
 

@@ -109,8 +109,8 @@ select exists (select from op_tables where (schema_name, table_name) = ($1, $2))
 select state from op_tables where id = $1 for update;
 
 -- name: leftover_logs
--- Of tables that are not tracked any more.  Postgres detaches one partition at a time, so an interrupted
--- one comes first.
+-- Of tables that are not tracked any more, and parts of them that were being removed.  Postgres detaches one
+-- partition at a time, so an interrupted one comes first.
 select relname as name,
        case when inhdetachpending then 'detaching'
             when relispartition then 'attached'
@@ -118,9 +118,9 @@ select relname as name,
   from pg_class
   left join pg_inherits on inhrelid = pg_class.oid
  where relnamespace = 'restante'::regnamespace
-   and relkind = 'p'
-   and relname ~ '^ops_[0-9]+$'
-   and not exists (select from op_tables where 'ops_' || op_tables.id = relname)
+   and (relkind = 'p' and relname ~ '^ops_[0-9]+$'
+        or relkind = 'r' and not relispartition and relname ~ '^ops_[0-9]+_[0-9]{8}_[0-9]{6}$')
+   and not exists (select from op_tables where id::text = split_part(relname, '_', 2))
  order by inhdetachpending is true desc, relname;
 
 -- name: set_lock_timeout
