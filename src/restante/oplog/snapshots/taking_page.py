@@ -6,7 +6,7 @@ it.  What loses, and may not have been known to the server, is kept as a conflic
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import structlog
@@ -14,7 +14,7 @@ import structlog
 from restante.database import driver_errors, sql
 from restante.database.pool import SCHEMA, Database, Row, Tx
 from restante.errors import PeerUnreachable
-from restante.oplog import rules, tables, ulids
+from restante.oplog import positions, rules, tables, ulids
 from restante.oplog.applying import conflicts, merge, parking, records
 from restante.oplog.applying.conflicts import Conflict
 from restante.oplog.applying.records import Change
@@ -127,14 +127,14 @@ async def park(tx: Tx, taking: Taking, sent: wire.SnapshotEntry, fault: RecordFa
 
 async def _taken(tx: Tx, taking: Taking, entries: Sequence[Entry]) -> tuple[int, int]:
     """How many were changed, and how many conflicts there were."""
-    sides = taking.sides
     # Before `begin`, after which only the tables' own schemas are searched.
     hosts = await _hosts(tx, taking, entries)
     await records.begin(tx, [taking.table])
     await tx.execute(queries.plan_by_index)
     keys = [entry.key for entry in entries]
     await records.lock(tx, taking.table, keys, for_delete=not taking.has_records)
-    own = await _compared(tx, taking, entries, hosts[sides.server])
+    own = await _compared(tx, taking, entries, hosts[taking.progress.host])
+    sides = await _sides(tx, taking)
     decided = [
         _Decided(entry, mine, rules.judge_snapshot(mine.pair, sides))
         for entry, mine in zip(entries, own, strict=True)
@@ -147,6 +147,15 @@ async def _taken(tx: Tx, taking: Taking, entries: Sequence[Entry]) -> tuple[int,
         await records.raise_clock(tx, max(versions))
     await tx.execute(queries.check_constraints)
     return applied, new_conflicts
+
+
+async def _sides(tx: Tx, taking: Taking) -> SnapshotSides:
+    """Read after our newest ops: what was dropped before them is below this floor."""
+    row = await tx.fetchrow(snapshot.queries.marks, taking.table.id)
+    if row is None:
+        return taking.sides
+    trimmed = positions.parsed(row["trimmed"])
+    return replace(taking, table=replace(taking.table, floor=row["floor"], trimmed=trimmed)).sides
 
 
 async def _compared(tx: Tx, taking: Taking, entries: Sequence[Entry], server: int) -> list[_Own]:
