@@ -15,10 +15,13 @@ with locked as (
                as has_returned,
            passing = '' as is_new,
            passing <> ''
+               -- Of a table that is new here nothing was read.
+               and not exists (select from op_snapshots where peer_id = $1 and is_new)
                and case when passing_head <> ''
                         then least(cursor, (select min(read_to) from op_snapshots where peer_id = $1))
                              >= passing_head
-                        else read_all_at >= passing_at end as has_passed,
+                        -- Two servers may have noted these, by clocks that differ.
+                        else read_all_at >= passing_at + interval '1 minute' end as has_passed,
            set_config('synchronous_commit', 'off', true)
       from op_peers
      where id = $1
