@@ -211,9 +211,12 @@ create table op_hosts (
 );
 
 create table op_node (
-    only_row boolean not null primary key default true check (only_row),
-    host_id  integer not null,
-    limits   json    not null default '{}'  -- of the log, as the last server that started has them
+    only_row    boolean     not null primary key default true check (only_row),
+    host_id     integer     not null,
+    limits      json        not null default '{}',  -- of the log, as the last server that started has them
+    alive_at    timestamptz,  -- when a server last noted the time
+    jumped_at   timestamptz,  -- when it found the clock far ahead of that, or behind it
+    jumped_from timestamptz
 );
 
 -- The tracked tables.

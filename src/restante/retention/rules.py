@@ -5,6 +5,7 @@ The dry run prints the plan, the sweep carries it out, the status explains it: t
 What must stay is named: which partition, how many bytes, because of whom, until when.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -53,7 +54,7 @@ def plan(picture: Picture, subjects: Subjects, *, scarce_bytes: int | None = Non
     rows = [step for subject, due in picture.due for step in subject.plan(due)]
     removals = list[Sequence[PlanStep]]()
     held = list[HeldSpace]()
-    for partition in sorted(picture.partitions, key=lambda one: one.is_attached):
+    for partition in sorted(picture.partitions, key=_age):
         decided = _decided(partition, subjects.of_partition(partition), picture)
         if isinstance(decided, HeldSpace):
             held.append(decided)
@@ -66,8 +67,20 @@ def plan(picture: Picture, subjects: Subjects, *, scarce_bytes: int | None = Non
     steps = [*rows, *(step for removal in removals for step in removal)]
     if scarce_bytes is not None:
         emptying = {subject.name for subject, _ in picture.due if subject.empties_partitions}
-        steps = _cheapest_first(rows, removals, emptying)
+        ordered = {
+            one.name: one.parent or "" for one in picture.partitions if _is_ordered(one, subjects)
+        }
+        steps = _cheapest_first(rows, removals, emptying, ordered)
     return RetentionPlan(steps, held, sum(step.bytes for step in steps))
+
+
+def _age(one: Partition) -> tuple[bool, str, str]:
+    """What is half removed comes first, and of each table the oldest."""
+    return one.is_attached, one.table, one.span.start.isoformat() if one.span else ""
+
+
+def _is_ordered(one: Partition, subjects: Subjects) -> bool:
+    return one.is_attached and subjects.of_partition(one).is_ordered
 
 
 def _can_move(removal: Sequence[PlanStep], free_bytes: int) -> bool:
@@ -76,7 +89,10 @@ def _can_move(removal: Sequence[PlanStep], free_bytes: int) -> bool:
 
 
 def _cheapest_first(
-    rows: Sequence[PlanStep], removals: Sequence[Sequence[PlanStep]], emptying: Collection[str]
+    rows: Sequence[PlanStep],
+    removals: Sequence[Sequence[PlanStep]],
+    emptying: Collection[str],
+    ordered: Mapping[str, str],  # parents of partitions that go in their own order
 ) -> list[PlanStep]:
     """
     The order on a disk that is almost full.
@@ -91,14 +107,30 @@ def _cheapest_first(
         kind = kinds.index(first.action) if first.action in kinds else 2 + (first.bytes < 0)
         return kind, -sum(step.bytes for step in removal)
 
-    ordered = sorted(removals, key=cost)
-    leftovers = [one for one in ordered if one[0].action in {DROP_DETACHED, FINISH_DETACH}]
-    whole = ordered[len(leftovers) :]
+    cheapest = _in_their_order(sorted(removals, key=cost), removals, ordered)
+    leftovers = [one for one in cheapest if one[0].action in {DROP_DETACHED, FINISH_DETACH}]
+    whole = cheapest[len(leftovers) :]
     return [
         *(step for removal in leftovers for step in removal),
         *(step for step in rows if step.subject in emptying),
         *(step for removal in whole for step in removal),
         *(step for step in rows if step.subject not in emptying),
+    ]
+
+
+def _in_their_order(
+    cheapest: Sequence[Sequence[PlanStep]],
+    removals: Sequence[Sequence[PlanStep]],
+    ordered: Mapping[str, str],
+) -> list[Sequence[PlanStep]]:
+    """The cheapest first, but in the places of one parent's partitions the oldest of them first."""
+    waiting = defaultdict[str, deque[Sequence[PlanStep]]](deque)
+    for one in removals:
+        if (name := one[0].partition or "") in ordered:
+            waiting[ordered[name]].append(one)
+    return [
+        waiting[ordered[name]].popleft() if (name := one[0].partition or "") in ordered else one
+        for one in cheapest
     ]
 
 

@@ -92,6 +92,7 @@ class PartitionSubject(Subject, Generic[Contents]):
     table: PartitionedTable
     width: timedelta  # of new partitions
     least_lead = timedelta(hours=6)  # so far ahead of the clock there are partitions at least
+    is_ordered = False  # of each parent the oldest goes first, however large the others are
     # Rows may still be written to a partition for this long after its range has ended.
     settling = timedelta(seconds=5)
 

@@ -16,9 +16,12 @@ create table op_hosts (
 );
 
 create table op_node (
-    only_row boolean not null primary key default true check (only_row),
-    host_id  integer not null,
-    limits   json    not null default '{}'
+    only_row    boolean     not null primary key default true check (only_row),
+    host_id     integer     not null,
+    limits      json        not null default '{}',
+    alive_at    timestamptz,
+    jumped_at   timestamptz,
+    jumped_from timestamptz
 );
 
 create table op_tables (

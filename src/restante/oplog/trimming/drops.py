@@ -37,6 +37,9 @@ _LOCK_TIMEOUT = "150ms"
 _TRIES = 8
 _PAUSE_SECONDS = 0.2
 
+# For names that look like a partition's, but never are: no hour has this number.
+_NOT_A_START = "%Y%m%d_99%M%S"
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:
@@ -52,10 +55,21 @@ class Drop:
 
 async def whole(drop: Drop, last: Position | None, work: Work) -> None:
     """Drop a partition that takes no more ops."""
-    if last is not None:
-        async with transaction(work.connection) as tx:
+    async with transaction(work.connection) as tx:
+        if last is not None:
             await _note(tx, drop, last)
-    await work.detach_and_drop(drop.partition)
+        partition = await _regularly_named(tx, drop)
+    await work.detach_and_drop(partition)
+
+
+async def _regularly_named(tx: Tx, drop: Drop) -> Partition:
+    """The partition under a name by which the next pass finds it, if this one ends too early."""
+    partition, parent = drop.partition, drop.log.parent
+    if partitions.is_regular(partition.name, parent):
+        return partition
+    name = f"{parent}_{drop.now:{_NOT_A_START}}"
+    await tx.execute(f"alter table {_name(drop)} rename to {sql.quoted(name)}")
+    return replace(partition, name=name)
 
 
 async def contents(drop: Drop, last: Position, work: Work) -> str | None:
@@ -89,6 +103,7 @@ async def older_part(drop: Drop, *, most: Position | None, work: Work) -> str | 
     """
     assert drop.fate.until is not None  # noqa: S101 - only such a fate comes here
     connection = work.connection
+    trimmed = await connection.fetchval(queries.trimmed, drop.log.table_id)
     below = await serving.horizon(connection)
     found = serving.Log(connection, [], below)
     first = await found.first_arrival(drop.fate.until)
@@ -98,7 +113,7 @@ async def older_part(drop: Drop, *, most: Position | None, work: Work) -> str | 
         last = await _last_before(connection, drop.partition, replace(most, n=most.n + 1))
     if last is None:
         return "nothing of it may go yet"
-    copy = f"{drop.log.parent}_{drop.now:%Y%m%d_%H%M%S}"
+    copy = f"{drop.log.parent}_{drop.now:{_NOT_A_START}}"
     async with transaction(connection) as tx:
         await tx.execute(queries.no_statement_timeout)
         await _create_copy(tx, drop, copy)
@@ -109,17 +124,22 @@ async def older_part(drop: Drop, *, most: Position | None, work: Work) -> str | 
         async with transaction(connection) as tx:
             await tx.execute(queries.set_lock_timeout, _LOCK_TIMEOUT)
             await tx.execute(f"lock table {sql.quoted(drop.log.parent)} in access exclusive mode")
+            if await tx.fetchval(queries.trimmed, drop.log.table_id) != trimmed:
+                return "somebody else has dropped ops of the table meanwhile"
             statement = _of(queries.copy_rest, drop.partition, copy)
             await tx.execute(statement, *_values(last), below.era, below.xid)
             await _note(tx, drop, last)
             await _replace(tx, drop, copy)
         return None
 
+    reason: str | None = "it was not used"
     try:
-        await _often(attempt)
-    except TableBusy:
-        await connection.execute(f"drop table if exists {sql.quoted(copy)}")
-        raise
+        reason = await _often(attempt)
+    finally:
+        if reason and not connection.is_closed():
+            await connection.execute(f"drop table if exists {sql.quoted(copy)}")
+    if reason:
+        return reason
     sizes = await partitions.sizes(connection, [drop.partition.name])
     work.freed(drop.bytes)
     work.moved(sizes[drop.partition.name] or 0)

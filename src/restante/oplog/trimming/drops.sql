@@ -25,6 +25,9 @@ update op_tables
        dropped_at = $7
  where id = $1;
 
+-- name: trimmed
+select trimmed from op_tables where id = $1;
+
 -- name: evict
 -- Those who have read all that goes lose nothing.
 update op_peers

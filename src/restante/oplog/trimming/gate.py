@@ -141,6 +141,7 @@ class TableLog:
     pieces: Sequence[Piece] = ()  # the oldest first; none of the future
     pins: Sequence[Pin] = ()
     taking_from: str | None = None  # from whom we take a snapshot of the table
+    locked: str | None = None  # a partition that another session has locked, and nobody can look at
     last_at: datetime | None = None  # when its last op arrived
 
     @property
@@ -223,6 +224,9 @@ def holds(
     if log.taking_from is not None:
         why = f"a snapshot of {log.name} is being taken from it"
         return [Hold(log.taking_from, why, "taking_snapshot", is_final=True)]
+    if log.locked is not None:
+        # What is in it may be older, and older ops go first.
+        return [Hold(log.locked, "is locked by another session", "locked", is_final=True)]
     found = [
         Hold(pin.host, "takes a snapshot of the table", "pinned", is_final=True)
         for pin in log.pins
@@ -237,8 +241,11 @@ def holds(
 def _held_by(mark: Mark, piece: Piece, *, margin: timedelta, now: datetime) -> list[Hold]:
     worth = standing(mark, now=now)
     is_spared = mark.spared_until is not None and mark.spared_until > now
-    if worth in {Standing.EVICTED, Standing.AWAY} or piece.last is None:
+    if piece.last is None:
         return []
+    if worth in {Standing.EVICTED, Standing.AWAY}:
+        needs = is_spared and mark.confirmed < str(piece.last)
+        return [Hold(mark.host, "has just taken a snapshot", "spared", is_final=True)] * needs
     if why := _WORTHLESS.get(worth):
         if worth is not Standing.MISSING:
             why += f" ({printable(mark.passed, max_length=_MAX_QUOTED)})"

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from restante.database import partitions
 from restante.database.partitions import Partition
@@ -31,6 +32,8 @@ _CUT = "cut the op log"
 # Smaller partitions are not worth a line.
 _NAMED_FROM_BYTES = 1024 * 1024
 _HOLDERS_NAMED = 3
+# They end by themselves.
+_SHORT = frozenset({"margin", "pinned", "taking_snapshot", "spared", "locked"})
 
 # Why something that was due had to stay, one for each partition and pass.
 skipped_so_far = Counter[str]()
@@ -54,6 +57,7 @@ class OpLog(PartitionSubject[Decided]):
     table = OPS
     width = LOG_WIDTH
     least_lead = LEAST_LEAD
+    is_ordered = True
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -80,6 +84,7 @@ class OpLog(PartitionSubject[Decided]):
         self, connection: Connection, found: Picture, *, now: datetime
     ) -> dict[str, Decided]:
         """The decisions about a picture."""
+        now = min(now, found.now)
         fates = gate.fates([log.decided for log in found.logs], found.marks, self.limits, now=now)
         rows = await picture.estimated_rows(connection, list(fates))
         return {
@@ -122,6 +127,8 @@ class OpLog(PartitionSubject[Decided]):
         contents = await self._decided_now(partition, work)
         if contents is None or contents.fate.cause is None:
             return _held(contents) if contents and contents.fate.holds else "it is not due any more"
+        if older := _older(contents):
+            return f"{older.name} is older, and goes first"
         drop = Drop(
             contents.log, partition, contents.fate, step.rows, contents.piece.bytes, work.now
         )
@@ -145,6 +152,17 @@ class OpLog(PartitionSubject[Decided]):
     def is_looked_at(self, partition: Partition, *, now: datetime) -> bool:
         """The one in use too: it is wide, and must be named if it keeps much."""
         return partition.span is None or partition.span.start <= now
+
+
+def _older(contents: Decided) -> Piece | None:
+    """
+    A partition whose ops arrived before.
+
+    If they stayed, an old op of a record would pass for its newest one.
+    """
+    pieces, own = contents.log.decided.pieces, contents.piece.name
+    before = takewhile(lambda one: one.name != own, pieces)
+    return next((one for one in before if one.last is not None), None)
 
 
 async def _most(contents: Decided, connection: Connection) -> Position | None:
@@ -184,7 +202,7 @@ def _held(contents: Decided) -> str:
     named = [f"{printable(one.who)} {one.why}{_since(one)}" for one in held[:_HOLDERS_NAMED]]
     more = [f"{len(held) - _HOLDERS_NAMED} more"] if len(held) > _HOLDERS_NAMED else []
     sentence = "; ".join([*named, *more])
-    if any(one.reason not in {"margin", "pinned", "taking_snapshot"} for one in held):
+    if any(one.reason not in _SHORT for one in held):
         sentence += (
             ". Let it read, or evict it: `restante oplog peers remove`, or "
             "`peers add --evict-after-days`"

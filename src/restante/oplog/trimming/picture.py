@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import structlog
 
 from restante.database import sql
 from restante.database.partitions import Partition
@@ -17,12 +18,23 @@ from restante.oplog.positions import Position
 from restante.oplog.tables import OPS
 from restante.oplog.trimming.gate import Limits, Mark, Piece, Pin, Policy, TableLog
 
+log = structlog.get_logger()
+
 queries = sql.load("restante.oplog.trimming", "picture")
 
 _limits = msgspec.json.Decoder(Limits)
 
 # A snapshot that we take and that has stood still for longer holds nothing back.
 _STANDS_STILL = timedelta(hours=1)
+
+# The clock has jumped, or no server ran, if nobody has noted the time for so long.
+_JUMP = timedelta(hours=1)
+# After that nothing ages for as long: peers must have the time to come back, and an operator the
+# time to set the clock right.
+_WAIT = timedelta(hours=1)
+
+# Each probe locks a partition with its indexes until the statement ends, and locks are few.
+_PROBED_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,7 @@ class Picture:
 
     logs: Sequence[Log]
     marks: Sequence[Mark]
+    now: datetime  # ops and absences are as old as they are by this clock
 
     def of_parent(self, parent: str | None) -> Log | None:
         return next((log for log in self.logs if log.parent == parent), None)
@@ -69,17 +82,37 @@ async def look(
     """Look at these partitions of the log, their tables and the peers; nothing is scanned."""
     ours = [one for one in found if one.table == OPS.name and one.span and one.span.start <= now]
     pieces = await _pieces(connection, [one for one in ours if not one.is_locked])
+    locked = {one.parent: one.name for one in ours if one.is_locked}
     pins = await connection.fetch(queries.pins, now)
     taking = await connection.fetch(queries.taking, now - _STANDS_STILL)
     logs = [
-        _log(row, limits, pieces.get(row["parent"], []))
+        _log(row, limits, pieces.get(row["parent"], []), locked.get(row["parent"]))
         for row in await connection.fetch(queries.tables)
     ]
     by_table = {row["table_id"]: row["host"] for row in taking}
     return Picture(
         [_with_interest(log, pins, by_table.get(log.table_id)) for log in logs],
         await marks(connection),
+        await _aged(connection, now=now),
     )
+
+
+async def note_time(connection: Connection, *, now: datetime) -> None:
+    """A server is alive now; noted every minute, so that a jump of the clock is noticed."""
+    if await connection.fetchval(queries.note_time, now, _JUMP, _WAIT):
+        log.warning("clock_jumped", to=now.isoformat(), ops_age_again_in=str(_WAIT))
+
+
+async def _aged(connection: Connection, *, now: datetime) -> datetime:
+    """The time; for a while after a jump of the clock, or after no server ran, the one before."""
+    row = await connection.fetchrow(queries.noted_time)
+    if row is None or row["alive_at"] is None:
+        return now
+    if now > row["alive_at"] + _JUMP:
+        return row["alive_at"]
+    if row["jumped_at"] is not None and now < row["jumped_at"] + _WAIT:
+        return min(now, row["jumped_from"])
+    return now
 
 
 def policy_of(row: Row | Mapping[str, Any], limits: Limits) -> Policy:
@@ -91,10 +124,10 @@ def policy_of(row: Row | Mapping[str, Any], limits: Limits) -> Policy:
     )
 
 
-def _log(row: Row, limits: Limits, pieces: Sequence[Piece]) -> Log:
+def _log(row: Row, limits: Limits, pieces: Sequence[Piece], locked: str | None) -> Log:
     policy = policy_of(row, limits)
     last_at = max((one.last_at for one in pieces if one.last_at), default=None)
-    log = TableLog(row["name"], policy, pieces, last_at=last_at)
+    log = TableLog(row["name"], policy, pieces, last_at=last_at, locked=locked)
     kept = ("floor", "dropped_ops", "dropped_bytes", "dropped_at")
     return Log(row["id"], row["parent"], *(row[name] for name in kept), decided=log)
 
@@ -128,13 +161,16 @@ async def _pieces(connection: Connection, found: Sequence[Partition]) -> dict[st
 
 async def ends_of(connection: Connection, names: Sequence[str]) -> dict[str, Row]:
     """The first and the last op of these partitions; those that are empty are left out."""
-    if not names:
-        return {}
-    statement = " union all ".join(
-        queries.ends.format(name=name.replace("'", "''"), partition=sql.quoted(name))
-        for name in names
-    )
-    return {row["name"]: row for row in await connection.fetch(statement)}
+    found = dict[str, Row]()
+    for at in range(0, len(names), _PROBED_AT_ONCE):
+        statement = " union all ".join(map(_probe, names[at : at + _PROBED_AT_ONCE]))
+        found |= {row["name"]: row for row in await connection.fetch(statement)}
+    return found
+
+
+def _probe(name: str) -> str:
+    quoted = name.replace("'", "''")
+    return queries.ends.format(name=quoted, partition=sql.quoted(name))
 
 
 def _position(row: Row) -> Position:

@@ -4,6 +4,21 @@ update op_node set limits = $1 where limits::text <> $1::json::text;
 -- name: saved_limits
 select limits from op_node;
 
+-- name: note_time
+-- The time must go on; until a while after a jump the one before the first of several counts.
+update op_node
+   set jumped_from = case when not has_jumped then jumped_from
+                          when $1 < jumped_at + $3::interval then least(jumped_from, alive_at)
+                          else alive_at end,
+       jumped_at = case when has_jumped then $1 else jumped_at end,
+       alive_at = $1
+  from (select alive_at > $1 + interval '1 minute' or alive_at < $1 - $2::interval as has_jumped
+          from op_node) as noted
+returning has_jumped;
+
+-- name: noted_time
+select alive_at, jumped_at, jumped_from from op_node;
+
 -- name: tables
 select id, name, 'ops_' || id as parent, state, retention_days, cap_days, cap_bytes, floor, dropped_ops,
        dropped_bytes, dropped_at
