@@ -4,11 +4,13 @@ from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
+from server import oplog_looks as looks
 
 from restante.cli.oplog_status import show
 from restante.cli.output import Console
 from restante.wire.oplog_status import (
     HorizonHolder,
+    Kept,
     Lag,
     LogTable,
     OplogStatus,
@@ -165,3 +167,46 @@ def test_control_characters_of_others_do_not_reach_the_terminal():
     )
 
     assert "\x1b" not in shown(found)
+
+
+def test_a_peer_that_keeps_the_log_is_named_with_its_bytes_and_two_ways_out():
+    found = status(peers=[], plan=looks.PLAN)
+
+    text = " ".join(shown(found).split())
+
+    assert "7 days" in text
+    assert (
+        "https://b.example keeps 5.7 MiB that are due since 2026-11-08 00:00: it has not read it. "
+        "Two ways out: let it read; or do without it, at once with `restante oplog peers remove "
+        "https://b.example`, or when it has been away for a week with `restante oplog peers add "
+        "https://b.example --evict-after-days 7`."
+    ) in text
+    assert "The next sweep drops 976.6 KiB of the log." in text
+
+
+def test_an_evicted_peer_is_named_with_what_it_has_lost():
+    text = " ".join(shown(status(peers=[looks.PEER])).split())
+
+    assert (
+        "https://b.example was evicted on 2026-11-16 22:00: about 1000 ops of pages, 4.8 MiB, went "
+        "because the log was above its cap in bytes. It takes a snapshot when it comes back."
+    ) in text
+
+
+def test_what_is_kept_beside_the_log_is_one_sentence():
+    kept = Kept(
+        parked=3,
+        parked_bytes=65536,
+        conflicts=4,
+        snapshots_taken=1,
+        snapshots_served=2,
+        unsettled_deletes=5,
+        hosts=6,
+    )
+
+    text = " ".join(shown(status(kept=kept)).split())
+
+    assert (
+        "Beside the log: 3 parked changes (64.0 KiB), 4 conflicts, 1 snapshots being taken, 2 "
+        "being served, 5 deletes to settle, 6 hosts."
+    ) in text

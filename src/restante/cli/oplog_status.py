@@ -1,16 +1,18 @@
 """`restante oplog status`: tables, peers and what holds the op log up, on one screen."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from cyclopts import App, Parameter
 from rich.table import Column, Table
 
 from restante.cli.flags import DATABASE, flags_for, operator_for
 from restante.cli.output import Console, json_text, shown_bytes, shown_seconds
 from restante.text import printable
+from restante.wire.oplog_plan import Holder, OplogPlan, PeerMark
 from restante.wire.oplog_status import Lag, OplogStatus, PeerStatus
 
 if TYPE_CHECKING:
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 else:
     OplogStatusFlags = flags_for("OplogStatusFlags", DATABASE)
 
+WHY_EVICTED = {
+    "cap_age": "because they were older than the cap",
+    "cap_bytes": "because the log was above its cap in bytes",
+    "retention": "because it was away for longer than it may be",
+    "dormant": "because it was away for longer than it may be",
+}
 _SHOWN_TABLES = 8
 _SHOWN_PEERS = 8
 _SHOWN_DIFFERENCES = 5
@@ -57,9 +65,14 @@ def status(
 
 async def _status(flags: Any) -> OplogStatus:
     from restante.oplog import status
+    from restante.oplog.trimming import plan
 
     async with operator_for(flags) as operator:
-        return await status.look(operator.db, now=datetime.now(UTC))
+        found = await status.look(operator.db, now=datetime.now(UTC))
+        now = await operator.sweep.now()
+        async with operator.db.transaction(readonly=True) as tx:
+            planned = await plan.look(tx, operator.log_limits, now=now)
+    return msgspec.structs.replace(found, plan=planned)
 
 
 def show(console: Console, found: OplogStatus, *, now: datetime) -> None:
@@ -83,18 +96,22 @@ def _tables(found: OplogStatus) -> Table:
         "state",
         Column("ops", justify="right"),
         Column("size", justify="right"),
-        "kept since",
+        "kept for",
+        "dropped up to",
         "ahead",
         box=None,
         pad_edge=False,
     )
+    days = {one.name: one.retention_days for one in found.plan.tables} if found.plan else {}
     for one in found.tables[:_SHOWN_TABLES]:
+        kept = days.get(one.name)
         table.add_row(
             printable(one.name),
             one.state,
             str(one.ops),
             shown_bytes(one.bytes),
-            "always" if one.floor_at is None else f"{one.floor_at:%m-%d %H:%M}",
+            "ever" if kept is None else f"{kept:g} days",
+            "never" if one.floor_at is None else f"{one.floor_at:%m-%d %H:%M}",
             "none" if one.ahead_seconds is None else shown_seconds(max(one.ahead_seconds, 0)),
         )
     return table
@@ -138,6 +155,9 @@ def _remarks(found: OplogStatus, *, now: datetime) -> Iterator[str]:
     yield from _of_tables(found)
     for peer in found.peers:
         yield from _of_peer(peer, now=now)
+        yield from _of_eviction(peer)
+    if found.plan:
+        yield from _of_plan(found.plan)
     for one in found.snapshots:
         yield (
             f"A snapshot of {one.table} is being taken from {one.peer}: {one.records} records, "
@@ -149,6 +169,11 @@ def _remarks(found: OplogStatus, *, now: datetime) -> Iterator[str]:
     if found.conflicts:
         since = f" since {found.conflicts_since:%Y-%m-%d}" if found.conflicts_since else ""
         yield f"Conflicts{since}: {found.conflicts}. `restante oplog conflicts` shows them."
+    yield from _of_node(found)
+
+
+def _of_node(found: OplogStatus) -> Iterator[str]:
+    """What delays the log, and what is kept beside it."""
     if (holder := found.horizon) and holder.seconds > _SHOWN_HORIZON_SECONDS:
         who = f"prepared transaction {holder.prepared}" if holder.prepared else f"pid {holder.pid}"
         began = (
@@ -162,6 +187,13 @@ def _remarks(found: OplogStatus, *, now: datetime) -> Iterator[str]:
         yield (
             f"The clock of the log is {shown_seconds(found.clock_ahead_seconds)} ahead: a node has "
             "a wrong clock, or had."
+        )
+    if kept := found.kept:
+        yield (
+            f"Beside the log: {kept.parked} parked changes ({shown_bytes(kept.parked_bytes)}), "
+            f"{kept.conflicts} conflicts, {kept.snapshots_taken} snapshots being taken, "
+            f"{kept.snapshots_served} being served, {kept.unsettled_deletes} deletes to settle, "
+            f"{kept.hosts} hosts."
         )
 
 
@@ -196,3 +228,42 @@ def _of_peer(peer: PeerStatus, *, now: datetime) -> Iterator[str]:
         yield f"Of {peer.host} so far: {listed}."
     for sentence in peer.schema_differences[:_SHOWN_DIFFERENCES]:
         yield f"{peer.host}: {printable(sentence)}"
+
+
+def _of_eviction(peer: PeerStatus) -> Iterator[str]:
+    if peer.evicted_at is None:
+        return
+    sentence = f"{peer.host} was evicted on {peer.evicted_at:%Y-%m-%d %H:%M}"
+    if lost := peer.eviction:
+        sentence += (
+            f": about {lost.ops} ops of {printable(lost.table)}, {shown_bytes(lost.bytes)}, went "
+            f"{WHY_EVICTED.get(lost.cause, lost.cause)}"
+        )
+    yield f"{sentence}. It takes a snapshot when it comes back."
+
+
+def _of_plan(plan: OplogPlan) -> Iterator[str]:
+    """Who keeps the log, and what the next sweep does to it."""
+    for peer in plan.peers:
+        if peer.held_bytes:
+            yield _kept_by(peer, [held for table in plan.tables for held in table.holders])
+    evicted = sorted(
+        {host for table in plan.tables for one in table.removals for host in one.evicts}
+    )
+    if evicted:
+        yield f"The next sweep evicts {', '.join(map(printable, evicted))}; `restante oplog plan`."
+    if plan.bytes_to_come_back:
+        yield f"The next sweep drops {shown_bytes(plan.bytes_to_come_back)} of the log."
+
+
+def _kept_by(peer: PeerMark, holders: Sequence[Holder]) -> str:
+    """What a peer keeps, why and since when, and the two ways out."""
+    held = next(one for one in holders if one.who == peer.host)
+    host, since = printable(peer.host), held.since or peer.behind_since
+    when = f" since {since:%Y-%m-%d %H:%M}" if since else ""
+    return (
+        f"{host} keeps {shown_bytes(peer.held_bytes)} that are due{when}: it {held.why}. Two ways "
+        f"out: let it read; or do without it, at once with `restante oplog peers remove {host}`, "
+        f"or when it has been away for a week with `restante oplog peers add {host} "
+        "--evict-after-days 7`."
+    )

@@ -17,6 +17,7 @@ from restante.wire import EvictedPeer, NodeEvent
 from restante.wire.oplog_status import (
     Eviction,
     HorizonHolder,
+    Kept,
     Lag,
     LogTable,
     OplogStatus,
@@ -29,6 +30,7 @@ queries = sql.load("restante.oplog", "status")
 _eviction = msgspec.json.Decoder(Eviction)
 
 MAX_COUNTED = 10_000
+_MOST_KEPT_COUNTED = 100_000
 
 
 async def look(db: Database, *, now: datetime) -> OplogStatus:
@@ -36,6 +38,7 @@ async def look(db: Database, *, now: datetime) -> OplogStatus:
     async with db.connection() as connection:
         conflicts = await connection.fetchrow(queries.conflicts)
         holder = await connection.fetchrow(queries.horizon_holder)
+        kept = await connection.fetchrow(queries.kept, _MOST_KEPT_COUNTED)
         assert conflicts is not None  # noqa: S101 - a count
         return OplogStatus(
             host=await tables.own_host(connection),
@@ -52,6 +55,7 @@ async def look(db: Database, *, now: datetime) -> OplogStatus:
             conflicts=conflicts["kept"],
             conflicts_since=conflicts["since"],
             horizon=HorizonHolder(**dict(holder)) if holder else None,
+            kept=Kept(**dict(kept)) if kept else None,
         )
 
 

@@ -59,6 +59,16 @@ select reason, count(*) as ops from op_parked group by reason order by reason;
 -- The table is kept bounded by the sweep.
 select count(*) as kept, min(noticed_at) as since from op_conflicts;
 
+-- name: kept
+-- What is kept beside the log; counting stops at a limit.
+select (select count(*) from (select from op_parked limit $1) as first) as parked,
+       pg_total_relation_size('op_parked') as parked_bytes,
+       (select count(*) from (select from op_conflicts limit $1) as first) as conflicts,
+       (select count(*) from op_snapshots where phase <> 'done') as snapshots_taken,
+       (select count(*) from op_pins) as snapshots_served,
+       (select count(*) from (select from op_unsettled limit $1) as first) as unsettled_deletes,
+       (select count(*) from op_hosts) as hosts;
+
 -- name: snapshots
 select op_peers.host as peer, coalesce(op_tables.name, '') as table, phase, records, started_at,
        progressed_at

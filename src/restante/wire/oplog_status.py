@@ -96,6 +96,18 @@ class SnapshotStatus(Struct, frozen=True, kw_only=True):
     progressed_at: datetime
 
 
+class Kept(Struct, frozen=True, kw_only=True):
+    """What is kept beside the log; each of them is bounded.  Counting stops at 100,000."""
+
+    parked: int  # changes of peers that could not be applied
+    parked_bytes: int
+    conflicts: int
+    snapshots_taken: int  # by us, and not complete yet
+    snapshots_served: int
+    unsettled_deletes: int  # that wait for the end of a transaction
+    hosts: int  # that have made changes
+
+
 class OplogStatus(Struct, frozen=True, kw_only=True):
     """The op log of this node."""
 
@@ -108,4 +120,5 @@ class OplogStatus(Struct, frozen=True, kw_only=True):
     conflicts: int
     conflicts_since: datetime | None  # of the oldest that is kept
     horizon: HorizonHolder | None
+    kept: Kept | None = None
     plan: OplogPlan | None = None  # what retention and caps would do now, and who keeps what is due
