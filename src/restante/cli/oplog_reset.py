@@ -176,6 +176,8 @@ def _table_line(table: ResetTable) -> str:
 
 
 def _loss_line(loss: PeerLoss) -> str:
+    if loss.has_read:
+        return f"{printable(loss.host)} has read everything, but this node has not read its log"
     ops = f"{'more than ' if loss.is_more else ''}{loss.ops} ops"
     since = f" since {loss.since:%Y-%m-%d %H:%M}" if loss.since else ""
     if loss.standing == "evicted":

@@ -63,6 +63,7 @@ class PeerLoss(Struct, frozen=True, kw_only=True):
     bytes: int
     is_more: bool  # only so many were counted
     since: datetime | None  # when the first of them arrived
+    has_read: bool  # it has them, but we have not read what it wrote before it did
     takes_snapshot: bool  # False: it never gets them
     is_accepted: bool  # it is evicted, was already, or may be by its own limit
     spared_until: datetime | None = None  # it has just taken a snapshot, and is not evicted

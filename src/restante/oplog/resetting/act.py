@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from restante.database import locks, partitions
+from restante.database import locks, partitions, sql
 from restante.database.partitions import LOCK_TIMEOUT_MILLISECONDS, Partition, PartitionState
 from restante.database.pool import Connection, Database, translated
 from restante.errors import StatementTimedOut, TableBusy
@@ -32,6 +32,8 @@ from restante.retention import store
 from restante.wire.oplog_reset import ResetPlan, ResetReport, SeededCursor
 
 log = structlog.get_logger()
+
+queries = sql.load("restante.oplog.resetting", "reset")
 
 _SWEEP_SECONDS = 120.0
 _TRIES = 5
@@ -226,9 +228,18 @@ class Reset:
             if await drops.contents(drop, piece.last, work) is None:
                 self._note(drop)
                 return
+        await self._cut(drop, work)
+
+    async def _cut(self, drop: Drop, work: _Work) -> None:
+        """Keep what came after the plan was made."""
+        name, at = sql.quoted(drop.partition.name), self._limit
+        statement = queries.has_until.format(partition=name)
+        if not await work.connection.fetchval(statement, at.era, at.xid, at.ulid, at.n):
+            return
         rest = replace(drop, fate=replace(drop.fate, until=work.now + _LATER))
-        if await drops.older_part(rest, most=self._limit, work=work) is None:
-            self._note(rest)
+        if reason := await drops.older_part(rest, most=at, work=work):
+            raise TableBusy(reason)
+        self._note(rest)
 
     async def _drop(self, seen: Picture, its_log: Log, piece: Piece, work: _Work) -> Drop:
         """What goes, with those whom it evicts; raises _Refused if the plan did not name them."""
@@ -243,16 +254,16 @@ class Reset:
 
     def _evicts(self, seen: Picture, its_log: Log, last: Position, *, now: datetime) -> list[str]:
         needed = [
-            mark.host
+            mark
             for mark in seen.marks
             if mark.host != self.plan.peer
             and (mark.tables is None or its_log.decided.name in mark.tables)
             and gate.standing(mark, now=now) is not Standing.EVICTED
             and passed(mark, now=now) < last
         ]
-        if unnamed := set(needed) - self._named:
+        if unnamed := {mark.host for mark in needed} - self._named:
             raise _Refused(f"{', '.join(sorted(unnamed))} still needs ops of it.")
-        return needed
+        return [mark.host for mark in needed if mark.confirmed < str(last)]
 
     @property
     def _named(self) -> set[str]:

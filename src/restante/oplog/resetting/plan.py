@@ -240,6 +240,7 @@ class Planner:
             bytes=row["bytes"],
             is_more=row["ops"] > _MAX_COUNTED,
             since=row["since"],
+            has_read=mark.confirmed >= str(limit),
             takes_snapshot=protocol != "ulid",
             is_accepted=is_gone or (self.wanted.evicts and not is_spared),
             spared_until=mark.spared_until if is_spared and not is_gone else None,
@@ -350,6 +351,11 @@ def _refused(loss: PeerLoss) -> str:
         return (
             f"{host} has just taken a snapshot, and needs {count} ops since then. It is not "
             f"evicted before {loss.spared_until:%Y-%m-%d %H:%M}."
+        )
+    if loss.has_read:
+        return (
+            f"{host} has read everything, but this node has not read what it wrote before that. "
+            "`restante oplog status` says why; with --evict the ops go all the same."
         )
     then = "takes a snapshot" if loss.takes_snapshot else "never gets them"
     return (

@@ -50,3 +50,7 @@ select count(*) as ops, coalesce(sum(size), 0)::bigint as bytes, min(arrived_at)
        order by era, xid, ulid, n
        limit $10
   ) as unread;
+
+-- name: has_until
+-- Whether a partition has an op up to a position.
+select exists (select from {partition} where (era, xid, ulid, n) <= ($1, $2, $3, $4));
