@@ -16,9 +16,9 @@ from restante.oplog.trimming import drops, gate, picture
 from restante.oplog.trimming.drops import Drop
 from restante.oplog.trimming.gate import Cause, Fate, Hold, Limits, Piece
 from restante.oplog.trimming.picture import Log, Picture
-from restante.retention.subjects import PartitionSubject, Work
+from restante.retention.subjects import Account, PartitionSubject, Work
 from restante.text import printable
-from restante.wire import HeldSpace, PlanStep
+from restante.wire import HeldSpace, PinView, PlanStep
 
 ACTIONS = {
     Cause.RETENTION: "trim the op log",
@@ -32,6 +32,9 @@ _CUT = "cut the op log"
 # Smaller partitions are not worth a line.
 _NAMED_FROM_BYTES = 1024 * 1024
 _HOLDERS_NAMED = 3
+_WAY_OUT = (
+    "let it read, or evict it: `restante oplog peers remove`, or `peers add --evict-after-days`"
+)
 # They end by themselves.
 _SHORT = frozenset({"margin", "pinned", "taking_snapshot", "spared", "locked"})
 
@@ -94,6 +97,15 @@ class OpLog(PartitionSubject[Decided]):
             for log in found.logs
             for piece in log.decided.pieces
         }
+
+    async def account(
+        self, connection: Connection, found: Sequence[Partition], *, now: datetime
+    ) -> Account:
+        """Who keeps what is due."""
+        ours = [one for one in found if one.table == OPS.name and one.is_attached]
+        contents = await self.contents(connection, ours, now=now, closely=False)
+        held = [(one.piece, hold) for one in contents.values() for hold in one.fate.holds]
+        return Account(pins=_pins(held, now=now))
 
     def decide(
         self, partition: Partition, contents: Decided | None, *, now: datetime
@@ -180,6 +192,24 @@ async def _most(contents: Decided, connection: Connection) -> Position | None:
     return min(needed, default=None)
 
 
+def _pins(held: Sequence[tuple[Piece, Hold]], *, now: datetime) -> list[PinView]:
+    """Each holder once, those that keep most first."""
+    kept, first = Counter[str](), dict[str, Hold]()
+    for piece, hold in held:
+        kept[hold.who] += piece.bytes
+        first.setdefault(hold.who, hold)
+    return [
+        PinView(
+            who=f"peer {printable(who)}",
+            what=f"ops that are due, and it {first[who].why}",
+            way_out=_WAY_OUT,
+            bytes=size,
+            seconds=(now - (first[who].since or now)).total_seconds(),
+        )
+        for who, size in kept.most_common(_HOLDERS_NAMED)
+    ]
+
+
 def _why(contents: Decided) -> str:
     table, policy = printable(contents.log.decided.name), contents.log.decided.policy
     sentence = {
@@ -203,10 +233,7 @@ def _held(contents: Decided) -> str:
     more = [f"{len(held) - _HOLDERS_NAMED} more"] if len(held) > _HOLDERS_NAMED else []
     sentence = "; ".join([*named, *more])
     if any(one.reason not in _SHORT for one in held):
-        sentence += (
-            ". Let it read, or evict it: `restante oplog peers remove`, or "
-            "`peers add --evict-after-days`"
-        )
+        sentence += f". {_WAY_OUT[0].upper()}{_WAY_OUT[1:]}"
     return sentence
 
 
