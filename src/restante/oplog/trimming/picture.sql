@@ -12,7 +12,8 @@ update op_node
                           else alive_at end,
        jumped_at = case when has_jumped then $1 else jumped_at end,
        alive_at = $1
-  from (select alive_at > $1 + interval '1 minute' or alive_at < $1 - $2::interval as has_jumped
+  from (select alive_at > $1::timestamptz + interval '1 minute'
+               or alive_at < $1::timestamptz - $2::interval as has_jumped
           from op_node) as noted
 returning has_jumped;
 
