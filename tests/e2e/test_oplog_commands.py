@@ -146,6 +146,42 @@ def test_failures_are_sentences_and_end_with_1(nodes: tuple[Server, Server]):
     assert all("Traceback" not in one.stderr for one in (stranger, unknown, unnamed, untracked))
 
 
+def test_a_reset_shows_its_plan_refuses_unequal_tables_and_empties_the_log(
+    nodes: tuple[Server, Server],
+):
+    a, b = nodes
+    fill(nodes, 2000)
+    unseen = "select set_config('restante.applying', id::text, false) from restante.op_tables"
+
+    planned = oplog(a, "reset", "--from", b.address)
+    ops_then = fetchval(a, "select count(*) from restante.ops")
+    execute(a, unseen, "update pages set title = 'y' where id = '9'")
+    different = oplog(a, "reset", "--from", b.address, "--yes")
+    execute(a, unseen, "update pages set title = 'x' where id = '9'")
+    ops_before = fetchval(a, "select count(*) from restante.ops")
+    done = oplog(a, "reset", "--from", b.address, "--yes")
+    ops_after = fetchval(a, "select count(*) from restante.ops")
+    again = oplog(a, "reset", "--from", b.address, "--yes", "--json")
+    execute(a, "update pages set title = 'after the reset' where id = '5'")
+
+    assert planned.code == 0, planned
+    assert planned.stdout.startswith("pages: about ")
+    assert planned.stdout.endswith(f"To do it: restante oplog reset --from {b.address} --yes\n")
+    assert different.code == 3, different
+    assert 'different     ["9"]' in different.stdout
+    assert ops_then == ops_before > 0
+    assert done.code == 0, done
+    assert done.stdout.startswith("Dropped about ")
+    assert "The filesystem has " in done.stdout
+    assert ops_after == 0
+    assert json.loads(again.stdout)["left"] == []
+    wait_until(
+        lambda: fetchval(b, "select title from pages where id = '5'") == "after the reset",
+        seconds=30,
+        what="the next change",
+    )
+
+
 def test_numbers_under_which_nothing_is_parked_end_with_1(nodes: tuple[Server, Server]):
     a, _ = nodes
 

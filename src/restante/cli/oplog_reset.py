@@ -152,7 +152,7 @@ def _show_plan(console: Console, plan: ResetPlan, *, command: str) -> None:
     for cursor in plan.cursors:
         _print(console, _cursor_line(cursor))
     if plan.refusals:
-        _print(console, "Nothing was changed, and it would be refused:")
+        _print(console, "Refused; nothing was changed:")
         for sentence in plan.refusals:
             _print(console, f"  {sentence}")
     elif not any(table.is_reset for table in plan.tables):
@@ -171,8 +171,12 @@ def _table_line(table: ResetTable) -> str:
     name = printable(table.name)
     if not table.is_reset:
         return f"{name}: stays as it is. {table.why_not}"
-    parts = f"{table.partitions} partition{'' if table.partitions == 1 else 's'}"
+    parts = _partitions(table.partitions)
     return f"{name}: about {table.ops} ops in {parts}, {shown_bytes(table.bytes)}"
+
+
+def _partitions(count: int) -> str:
+    return "1 partition" if count == 1 else f"{count} partitions"
 
 
 def _loss_line(loss: PeerLoss) -> str:
@@ -204,7 +208,7 @@ def _show_report(console: Console, report: ResetReport) -> None:
         _print(console, f"{printable(host)} was evicted.")
     _print(
         console,
-        f"Dropped about {report.ops} ops in {report.partitions} partitions, "
+        f"Dropped about {report.ops} ops in {_partitions(report.partitions)}, "
         f"{shown_bytes(report.bytes)} of files, in {report.seconds:.1f} s.",
     )
     if report.filesystem_bytes is None:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-import structlog
-
 from restante.database import locks, partitions, sql
 from restante.database.partitions import LOCK_TIMEOUT_MILLISECONDS, Partition, PartitionState
 from restante.database.pool import Connection, Database, translated
@@ -30,8 +28,6 @@ from restante.oplog.trimming.gate import Cause, Fate, Piece, Standing
 from restante.oplog.trimming.picture import Log, Picture
 from restante.retention import store
 from restante.wire.oplog_reset import ResetPlan, ResetReport, SeededCursor
-
-log = structlog.get_logger()
 
 queries = sql.load("restante.oplog.resetting", "reset")
 
@@ -104,7 +100,7 @@ class Reset:
                 if reason := await self._attempt(name, work):
                     self._left.append(f"{name}: {reason}")
         after = await self._free_bytes()
-        report = ResetReport(
+        return ResetReport(
             peer=self.plan.peer,
             tables=self._tables,
             ops=self._ops,
@@ -116,16 +112,6 @@ class Reset:
             left=self._left,
             seconds=round(time.monotonic() - started, 3),
         )
-        log.warning(
-            "oplog_reset",
-            peer=report.peer,
-            tables=report.tables,
-            ops=report.ops,
-            bytes=report.bytes,
-            evicted=report.evicted,
-            left=report.left,
-        )
-        return report
 
     @property
     def _tables(self) -> list[str]:
@@ -144,7 +130,6 @@ class Reset:
             for own in await seeds.own_cursors(connection, wanted):
                 one = wanted[own.host]
                 if await seeds.seed(connection, own, one, now=self.clock()):
-                    log.warning("cursor_seeded", peer=own.host, cursor=one.after, was=one.before)
                     done.append(one)
         return done
 
