@@ -15,7 +15,7 @@ import pytest
 from msgspec import Raw
 from oplog.captured import log_of
 from oplog.nodes import make_peer, op, pull_from
-from oplog.trimmed import DAY, age, last_position, make_pages, merge_past, now, sweep_of, write
+from oplog.trimmed import DAY, age, last_position, make_pages, make_wide, now, sweep_of, write
 from oplog.turns import Turns
 from sweeps import state_of
 from waiting import until
@@ -303,17 +303,6 @@ async def test_an_older_op_never_wins_whenever_the_newer_one_is_dropped(
 # What else happens to a log while a part of it goes
 
 
-async def _wide(db: Database, connection: Any) -> tuple[int, str]:
-    """A table whose log is worth being cut."""
-    pages = await make_pages(db)
-    for first in range(0, 2000, 100):
-        await write(connection, *range(first, first + 100), text="x" * 1000)
-    await age(connection, pages, 50 * DAY)
-    await write(connection, 1, 2)
-    await age(connection, pages, 3 * DAY)
-    return pages, await merge_past(connection, pages)
-
-
 def _in_between(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[Any]]) -> None:
     """Between the copy of what stays and its use."""
     often = drops._often  # pyright: ignore[reportPrivateUsage]
@@ -329,7 +318,7 @@ async def test_ops_that_resume_has_dropped_do_not_come_back_with_a_cut(
     db: Database, connections: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ):
     connection = await connections()
-    _, wide = await _wide(db, connection)
+    _, wide = await make_wide(db, connection)
 
     async def resume() -> None:
         await capture.pause(db, "pages", now=now())
@@ -349,7 +338,7 @@ async def test_a_table_that_is_untracked_during_a_cut_leaves_nothing_behind(
     db: Database, connections: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ):
     connection = await connections()
-    pages, _ = await _wide(db, connection)
+    pages, _ = await make_wide(db, connection)
     _in_between(monkeypatch, lambda: capture.untrack(db, "pages"))
 
     await sweep_of(db).run(now=now())

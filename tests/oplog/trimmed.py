@@ -114,5 +114,21 @@ def sweep_of(db: Database, limits: Limits = WEEK) -> Sweep:
     return make_sweep(db, log_limits=limits)
 
 
+async def make_wide(db: Database, connection: Connection) -> tuple[int, str]:
+    """A table with one wide partition, most of which is due; its number, and the partition."""
+    pages = await make_pages(db)
+    for first in range(0, 2000, 100):
+        await write(connection, *range(first, first + 100), text="x" * 1000)
+    await age(connection, pages, 50 * DAY)
+    await write(connection, 1, 2)
+    await age(connection, pages, 3 * DAY)
+    return pages, await merge_past(connection, pages)
+
+
+def later_today() -> datetime:
+    """A moment at which the partition of this moment is still in use."""
+    return min(now() + timedelta(minutes=1), floor(now(), DAY) + DAY - timedelta(microseconds=1))
+
+
 def now() -> datetime:
     return datetime.now(UTC)

@@ -36,15 +36,19 @@ class Turns:
     def as_database(self) -> Database:
         return cast("Database", self)
 
+    def wrapped(self, connection: Any) -> Any:
+        """A connection whose statements are counted."""
+        return _Connection(connection, self)
+
     @asynccontextmanager
     async def transaction(self, **given: Any) -> AsyncIterator[Any]:
         async with self.db.transaction(**given) as tx:
-            yield _Connection(tx, self)
+            yield self.wrapped(tx)
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
         async with self.db.connection() as connection:
-            yield _Connection(connection, self)
+            yield self.wrapped(connection)
 
 
 class _Connection:

@@ -1,6 +1,33 @@
 -- name: clock
 select clock_timestamp();
 
+-- name: in_the_way
+-- Whoever has a lock on one of these tables, prepared transactions too, and whose snapshot is the oldest: the end
+-- of a detach waits for all of those.
+with held as (
+    select distinct pid, virtualtransaction from pg_locks
+     where locktype = 'relation' and granted
+       and database = (select oid from pg_database where datname = current_database())
+       and relation = any(array(select to_regclass(quote_ident(name)) from unnest($1::text[]) as name)::oid[])
+       and pid is distinct from pg_backend_pid()
+)
+select 'process ' || pid as who, coalesce(nullif(application_name, ''), backend_type, 'unknown') as what,
+       xact_start as since
+  from pg_stat_activity
+ where pid <> pg_backend_pid()
+   and datname = current_database()
+   and (pid in (select pid from held)
+        or not exists (select from held) and backend_xmin is not null)
+union all
+select 'the prepared transaction ' || gid, owner, prepared
+  from pg_prepared_xacts
+ where database = current_database()
+   and (exists (select from held join pg_locks as own using (virtualtransaction)
+                 where own.transactionid = pg_prepared_xacts.transaction)
+        or not exists (select from held))
+ order by since
+ limit 3;
+
 -- name: save_settings
 insert into chosen_retention (ack_seconds, feed_seconds) values ($1, $2)
     on conflict (only_row) do update

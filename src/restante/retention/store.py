@@ -1,7 +1,7 @@
 """Sizes of the tables, what keeps their space, growth, and the servers' retention settings."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,6 +11,7 @@ import msgspec
 
 from restante.database import driver_errors, partitions, sql
 from restante.database.pool import Connection, Tx
+from restante.text import printable
 from restante.wire import PinView
 
 queries = sql.load("restante.retention")
@@ -83,6 +84,16 @@ async def pins(connection: Connection, *, open_for: timedelta = _LONG_TRANSACTIO
         for row in await connection.fetch(queries.slots)
     ]
     return found
+
+
+async def in_the_way(connection: Connection, names: Sequence[str]) -> str:
+    """Who has a lock on one of these tables, or an old snapshot; empty if nobody is seen."""
+    rows = await connection.fetch(queries.in_the_way, names)
+    return ", ".join(
+        f"{row['who']} ({printable(row['what'])}) since {row['since']:%Y-%m-%d %H:%M:%S}"
+        for row in rows
+        if row["since"]
+    )
 
 
 async def clock(connection: Connection) -> datetime:

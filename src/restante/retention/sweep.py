@@ -354,7 +354,17 @@ class _PartitionWork:
                 return partition.is_attached
 
     async def carry_out(self, step: PlanStep) -> str | None:
-        """Carry out one step; returns the reason if it must wait for the next pass."""
+        """Carry out one step; returns why, and because of whom, it must wait for the next pass."""
+        try:
+            with translated():
+                return await self._carry_out(step)
+        except TableBusy as error:
+            found = self._found[step.partition or ""]
+            names = [found.name, *([found.parent] if found.parent else [])]
+            who = await store.in_the_way(self.connection, names)
+            return f"{error} In the way: {who}." if who else str(error)
+
+    async def _carry_out(self, step: PlanStep) -> str | None:
         partition = self._found[step.partition or ""]
         if self.is_out_of_time:
             return OUT_OF_TIME
