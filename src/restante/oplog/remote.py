@@ -194,13 +194,13 @@ class Remote:
         self, peer: Address, request: wire.SnapshotPageRequest
     ) -> wire.SnapshotPage:
         """The next page; raises SnapshotGone if it must begin again, and PeerUnreachable."""
-        return await self.asked(peer, _SNAPSHOT_PAGE, request, wire.SnapshotPage)
+        return _unquoted_page(await self.asked(peer, _SNAPSHOT_PAGE, request, wire.SnapshotPage))
 
     async def snapshot_missing(
         self, peer: Address, request: wire.SnapshotKeysRequest
     ) -> wire.SnapshotPage:
         """Those of the keys that the peer has no record of; raises as `snapshot_page` does."""
-        return await self.asked(peer, _SNAPSHOT_MISSING, request, wire.SnapshotPage)
+        return _unquoted_page(await self.asked(peer, _SNAPSHOT_MISSING, request, wire.SnapshotPage))
 
     async def asked(self, peer: Address, path: str, request: object, shape: type[T]) -> T:
         """The answer to a POST, as JSON; raises PeerUnreachable, or SnapshotGone."""
@@ -321,6 +321,12 @@ def _unquoted(record: Raw) -> Raw:
     if not bytes(record).startswith(b'"'):
         return record
     return Raw(msgspec.json.decode(record, type=str).encode())
+
+
+def _unquoted_page(page: wire.SnapshotPage) -> wire.SnapshotPage:
+    for entry in page.entries:
+        entry.data = _unquoted(entry.data)
+    return page
 
 
 def _readable(body: bytes) -> tuple[list[wire.Op], int]:

@@ -23,6 +23,7 @@ from restante.oplog import positions, tables, ulids
 from restante.oplog.peers import Peer
 from restante.oplog.positions import Position
 from restante.oplog.serving import readers
+from restante.oplog.serving.encoding import record_for_us
 from restante.oplog.tables import Column, TrackedTable
 from restante.wire import oplog as wire
 
@@ -189,7 +190,7 @@ async def _records(
         _records_page(table, is_first=not after), after or None, MAX_RECORDS, MAX_BYTES
     )
     rows = sorted(rows, key=lambda row: row["at"])
-    entries = [_entry(row, Raw(row["data"].encode())) for row in rows]
+    entries = [_entry(row, Raw(record_for_us(row["data"]))) for row in rows]
     # A page may be cut short by its bytes, so only an empty one is the last.
     return entries, rows[-1]["key"] if rows else None
 
