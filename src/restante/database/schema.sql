@@ -211,7 +211,8 @@ create table op_hosts (
 
 create table op_node (
     only_row boolean not null primary key default true check (only_row),
-    host_id  integer not null
+    host_id  integer not null,
+    named_at timestamptz not null default clock_timestamp()
 );
 
 -- The tracked tables.

@@ -32,6 +32,24 @@ OLDEST = Version(ulids.LOWEST, "")
 
 
 @dataclass(frozen=True, slots=True)
+class OwnName:
+    """
+    The name of this node, and from when on all changes in this name are in its log.
+
+    Earlier ones may have been lost with a restore: then only the peers have them.  What a peer has
+    taken from us without a version is in our name too; it is approximate.
+    """
+
+    host: str
+    since: UUID = ulids.LOWEST
+
+    def is_claimed(self, version: Version, *, is_approximate: bool, unlogged: UUID) -> bool:
+        """Whether a change is in our name, and we must have it if it is real."""
+        is_ours = version.origin == self.host and not is_approximate
+        return is_ours and version.ulid >= max(self.since, unlogged)
+
+
+@dataclass(frozen=True, slots=True)
 class Newest:
     """The newest op of a key in a log."""
 
@@ -58,6 +76,7 @@ class Incoming:
     is_approximate: bool = False
     is_newest_there: bool = True  # whether it is still the newest of its key at the sender
     has_read_us: bool = False  # the sender's cursor on us is at or above our trimmed mark
+    is_claimed: bool = False  # it is in our name, and of a time of which we know all that we made
 
 
 class Verdict(StrEnum):
@@ -68,6 +87,7 @@ class Verdict(StrEnum):
     REPORT = "report"  # it lost against an approximate version: goes to the conflict log
     SKIP = "skip"  # the pull, or a newer op of the same page, brings what counts
     WAIT = "wait"  # the sender must take its snapshot of us first
+    REFUSE = "own_name"  # it is in our name, and we did not make it
     PARK_FUTURE = "future"  # its clock is too far ahead
     PARK_FLOOR = "below_floor"  # the sender cannot vouch for it
 
@@ -78,6 +98,9 @@ def judge(incoming: Incoming, newest: Newest | None, *, floor: UUID, now: dateti
 
     `floor` is the largest ULID ever dropped from the log of the table.
     """
+    if incoming.is_claimed and (newest is None or incoming.version > newest.version):
+        # If it were ours, it would be in the log, or have been dropped from it.
+        return Verdict.REFUSE if incoming.version.ulid > floor else Verdict.SKIP
     if incoming.channel is not Channel.RETRY and is_ahead(incoming.version.ulid, now=now):
         return Verdict.PARK_FUTURE
     if newest is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 from uuid import UUID, uuid4
 
@@ -14,6 +14,7 @@ from restante.database.pool import Connection, Row
 from restante.errors import TooManyHosts
 from restante.oplog import positions, ulids
 from restante.oplog.positions import Position
+from restante.oplog.rules import CLOCK_SKEW, OwnName
 from restante.text import MAX_QUOTED, printable
 
 queries = sql.load("restante.oplog", "tables")
@@ -76,6 +77,11 @@ class TrackedTable:
         return f"ops_{self.id}"
 
     @property
+    def unlogged_ulid(self) -> UUID:
+        """Everything that was logged here is above it."""
+        return self.unlogged.ulid if self.unlogged else ulids.LOWEST
+
+    @property
     def is_missing(self) -> bool:
         return not self.columns
 
@@ -126,6 +132,20 @@ def _table(row: Row) -> TrackedTable:
 async def own_host(connection: Connection) -> str:
     """The name under which this node's changes are known; one is made up if it has none yet."""
     return await connection.fetchval(queries.own_host) or await identify(connection, None)
+
+
+async def own_name(connection: Connection) -> OwnName:
+    """
+    The same, with the moment from which on all changes in this name are in our log.
+
+    That is the start of the present era, or when the node got its name.  The clock of the log may
+    have been ahead of it then, but not by more than CLOCK_SKEW.
+    """
+    row = await connection.fetchrow(queries.own_name)
+    if row is None:
+        return OwnName(await identify(connection, None), ulids.HIGHEST)
+    began = datetime.fromtimestamp(max(row["era"] / 1_000_000, row["named_at"]), UTC)
+    return OwnName(row["host"], ulids.lowest_at(began + CLOCK_SKEW))
 
 
 async def identify(connection: Connection, host: str | None) -> str:

@@ -270,10 +270,11 @@ class _Applier:
         result.applied += len(merged.applied)
         result.superseded += merged.superseded
         result.conflicts += merged.conflicts
-        result.refused_by += piece.refused
-        refused_so_far.update(piece.refused)
-        if piece.refused:
-            log.warning("ops_refused", peer=self.page.source.peer.host, records=dict(piece.refused))
+        refused = counts.refused
+        result.refused_by += refused
+        refused_so_far.update(refused)
+        if refused:
+            log.warning("ops_refused", peer=self.page.source.peer.host, records=dict(refused))
         result.parked_by.update(one.reason for one in counts.parked)
         self._call_back(piece, merged)
 
@@ -306,12 +307,16 @@ class _Counts:
     parked: Sequence[Parked]
 
     @property
+    def refused(self) -> Counter[str]:
+        return self.piece.refused + Counter({Refusal.OWN_NAME: self.merged.refused})
+
+    @property
     def numbers(self) -> tuple[int, int, int, int, int]:
         return (
             len(self.merged.applied),
             self.merged.superseded,
             len(self.parked),
-            self.piece.refused.total(),
+            self.refused.total(),
             self.merged.conflicts,
         )
 

@@ -33,6 +33,7 @@ class Merged:
     applied: list[Record] = field(default_factory=list[Record])
     superseded: int = 0
     conflicts: int = 0
+    refused: int = 0  # in our name, and not ours
     parked: list[tuple[Met, Verdict]] = field(default_factory=list[tuple[Met, Verdict]])
 
 
@@ -173,6 +174,11 @@ def _verdicts(judged: Sequence[Met], floor: _Floor, context: Context) -> list[Ve
                 record.head.is_approximate,
                 record.is_newest_there,
                 has_read_us,
+                context.own.is_claimed(
+                    one.version,
+                    is_approximate=record.head.is_approximate,
+                    unlogged=record.table.unlogged_ulid,
+                ),
             )
             verdict = rules.judge(sent, newest, floor=floor.floor, now=context.now)
             if newest is None:
@@ -207,6 +213,8 @@ def _sorted_out(
                 merged.superseded += other is not None
             case Verdict.PARK_FUTURE | Verdict.PARK_FLOOR:
                 merged.parked.append((one, verdict))
+            case Verdict.REFUSE:
+                merged.refused += 1
             case _:
                 merged.superseded += 1
                 lost[verdict].append(one)
