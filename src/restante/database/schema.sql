@@ -197,7 +197,8 @@ create table chosen_retention (
 create sequence op_clock as bigint minvalue 0 start 0;
 -- Transaction ids start over after a restore or a promotion: then a new era begins, in microseconds.
 create sequence op_era as bigint minvalue 0 start 0;
-create sequence op_era_key as bigint minvalue 0 start 0;
+-- The key is unlogged, so that Postgres resets it after a crash, which may undo commits that did not wait.
+create unlogged sequence op_era_key as bigint minvalue 0 start 0;
 -- Who sets the clock or the era holds one of these: a lock that needs rights, unlike an advisory one.
 create table op_clock_lock ();
 create table op_era_lock ();

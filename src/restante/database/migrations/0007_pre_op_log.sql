@@ -3,7 +3,7 @@
 
 create sequence op_clock as bigint minvalue 0 start 0;
 create sequence op_era as bigint minvalue 0 start 0;
-create sequence op_era_key as bigint minvalue 0 start 0;
+create unlogged sequence op_era_key as bigint minvalue 0 start 0;
 create table op_clock_lock ();
 create table op_era_lock ();
 
