@@ -121,6 +121,8 @@ class Logs:
             case Verdict.PARK_FUTURE | Verdict.PARK_FLOOR:
                 node.parked[entry.key, entry.op.version] = entry
             case Verdict.APPLY:
+                if channel is Channel.PULL:
+                    self._report_overwritten(node, entry, server_cursor)
                 self._apply(node, entry, channel)
             case Verdict.SUPERSEDED | Verdict.REPORT:
                 self._lose(node, entry, verdict)
@@ -147,6 +149,19 @@ class Logs:
         is_new = all(e.op.version != entry.op.version for e in node.of_key[entry.key])
         if self.laws.logs_superseded and is_new:
             node.append(self._copied(node, entry, old=None))
+
+    def _report_overwritten(self, node: Node, entry: Entry, server_cursor: int | None) -> None:
+        """
+        A change of our own that the sender has not read is a conflict.
+
+        Only one that was issued again can be newer than what it loses to.
+        """
+        mine, origin = node.newest(entry.key), entry.op.version.origin
+        if mine is None or not mine.op.version.origin == node.host != origin:
+            return
+        was_read = server_cursor is not None and mine.place <= server_cursor
+        if not was_read and self.ledger[mine.change].content != mine.change:
+            self.ledger.report(mine.change)
 
     def _apply(self, node: Node, entry: Entry, channel: Channel) -> None:
         if channel is not Channel.RETRY and self.chance.random() < self.fails_share:
@@ -237,7 +252,10 @@ class Logs:
         for entry in list(node.log):
             node.drop(entry)
         node.trimmed = node.unlogged = node.next_place()
-        for parked in [each for each in node.parked if each[1].ulid <= node.floor]:
+        older = [each for each in node.parked if each[1].ulid <= node.floor]
+        for parked in older:
             self.ledger.report(node.parked.pop(parked).change)
+        if older and self.laws.reads_dropped_again:
+            node.new_from |= node.cursors.keys() & node.peers
         node.pins = {}  # what is taken of it meanwhile begins again
         self.counts["resumed"] += 1

@@ -33,6 +33,7 @@ class Snapshots(Logs):
             start=start,
             server_cursor=None if is_unread else server.cursors.get(node.number),
             floor=server.floor,
+            has_unlogged=node.cursors.get(server.number, NOWHERE) < server.unlogged,
         )
         server.pins[node.number] = start
         self.counts["snapshot"] += 1
@@ -74,6 +75,8 @@ class Snapshots(Logs):
         server.pins.pop(node.number, None)
         node.cursors[server.number] = taking.start
         node.has_taken = True
+        for key in server.state.keys() - server.rows.keys() - node.rows.keys():
+            self.ledger.merge(server.state[key], node.state.get(key))
         node.floor = max(node.floor, taking.floor)
         if taking.start >= server.trimmed:
             server.evicted.discard(node.number)
@@ -98,6 +101,7 @@ class Snapshots(Logs):
                 own_floor=node.floor,
                 is_first=is_unread,
                 has_read_us=taking.server_cursor is not None and read >= node.trimmed,
+                has_unlogged=taking.has_unlogged,
             ),
         )
         self.counts[f"snapshot {verdict.outcome}{' reported' * verdict.reports}"] += 1

@@ -269,9 +269,7 @@ async def through_everything(cluster: str, columns: dict[str, tuple[str, str, st
         await server.drop_log()
         for name, (_, key, other) in columns.items():
             await server.sql.execute(f'delete from {name} where "{key}" = 4')
-            await server.sql.execute(
-                f'update {name} set "{other}" = 77 where "{key}" in (2, 5, 12)'
-            )
+            await server.sql.execute(f'update {name} set "{other}" = 77 where "{key}" = 5')
         await take(server, taker)
         only_taker = [("[50]", "missing_there")]
         assert await differences(server, taker) == dict.fromkeys(names, only_taker)

@@ -347,6 +347,7 @@ create table op_snapshots (
     is_repair      boolean     not null default false,
     is_new         boolean     not null default false,  -- nothing of the table was read from the peer before
     read_to        text        collate "C",  -- from there on the log was read without the table
+    has_unlogged   boolean     not null default false,  -- the server, and we have not read that
     after          text        not null default '',
     start          text        not null default '' collate "C",
     host           text        not null default '',

@@ -52,6 +52,7 @@ class SnapshotStart(Struct):
     host: str
     columns: list[str]
     cursor_on_you: str | None = None  # how far the server has read the taker's log
+    unlogged: str = ""  # before this position, changes of the table may have no op
 
 
 class SnapshotPageRequest(Struct):

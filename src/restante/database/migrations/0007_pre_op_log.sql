@@ -143,6 +143,7 @@ create table op_snapshots (
     is_repair      boolean     not null default false,
     is_new         boolean     not null default false,
     read_to        text        collate "C",
+    has_unlogged   boolean     not null default false,
     after          text        not null default '',
     start          text        not null default '' collate "C",
     host           text        not null default '',

@@ -67,6 +67,7 @@ async def begin(
             host=await tables.own_host(tx),
             columns=[column.name for column in table.columns],
             cursor_on_you=str(cursor) if cursor else None,
+            unlogged=str(table.unlogged) if table.unlogged else "",
         )
 
 

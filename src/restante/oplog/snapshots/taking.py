@@ -186,6 +186,7 @@ class Taker:
                 f"Its snapshot is in the name of {printable(host)}, for which it may not speak."
             )
         cursor = positions.parsed(started.cursor_on_you or "")
+        unlogged = positions.parsed(started.unlogged)
         async with self.db.connection() as connection:
             await connection.execute(
                 queries.began,
@@ -196,6 +197,7 @@ class Taker:
                 started.columns,
                 str(cursor) if cursor else None,
                 self.clock(),
+                str(unlogged) if unlogged else "",
             )
         log.info("snapshot_begun", peer=peer.host, table=table.name, start=started.start)
 
@@ -431,6 +433,7 @@ def _snapshot(row: Row) -> Snapshot:
         row["records"],
         row["begun"],
         row["is_repair"],
+        row["has_unlogged"],
     )
 
 

@@ -33,7 +33,8 @@ select child.id as child, parent.id as parent
 -- name: began
 update op_snapshots
    set phase = 'deletes', after = '', start = $3, host = $4, columns = $5, server_cursor = $6,
-       records = 0, begun = begun + 1, progressed_at = $7
+       records = 0, begun = begun + 1, progressed_at = $7,
+       has_unlogged = $8 > least(read_to, (select cursor from op_peers where id = $1))
  where peer_id = $1 and table_id = $2 and phase = 'new'
 returning true;
 

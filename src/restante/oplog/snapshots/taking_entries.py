@@ -47,6 +47,7 @@ class Snapshot:
     records: int
     begun: int
     is_repair: bool = False
+    has_unlogged: bool = False  # the server has changes without ops, which we have not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Taking:
             is_first=cursor is None or (unlogged is not None and cursor < unlogged),
             has_read_us=cursor is not None and (trimmed is None or cursor >= trimmed),
             is_repair=self.progress.is_repair,
+            has_unlogged=self.progress.has_unlogged,
         )
 
     @property

@@ -174,13 +174,15 @@ with older as (
        and op_parked.table_name = tracked.name
        and op_parked.ulid <= tracked.floor
     returning op_parked.*, tracked.floor, tracked.floor_origin
+), reported as (
+    insert into op_conflicts (
+        noticed_at, table_name, key, reason, kept_ulid, kept_origin, lost_ulid, lost_origin, lost
+    )
+    select $2, table_name, coalesce(key, ''), 'approximate', floor, floor_origin, ulid, origin,
+           case when action = 'd' then 'null' when pg_column_size(data) <= $3 then data end
+      from older
 )
-insert into op_conflicts (
-    noticed_at, table_name, key, reason, kept_ulid, kept_origin, lost_ulid, lost_origin, lost
-)
-select $2, table_name, coalesce(key, ''), 'approximate', floor, floor_origin, ulid, origin,
-       case when action = 'd' then 'null' when pg_column_size(data) <= $3 then data end
-  from older;
+select count(*) from older;
 
 -- name: forget_unsettled
 delete from op_unsettled where table_id = $1;
@@ -194,12 +196,12 @@ with pins as (delete from op_pins where table_id = $1)
 delete from op_snapshots where table_id = $1;
 
 -- name: want_snapshots
--- From the peers whose logs we have read already: their ops of this table were refused then.
+-- From the peers whose logs we have read already: their ops of this table were refused then, or dropped.
 insert into op_snapshots (peer_id, table_id, phase, is_for_gap, started_at, progressed_at, is_new)
 select op_peers.id, $1, 'new', false, $3, $3, true
   from op_peers
  where protocol = 'restante' and cursor <> '' and (tables is null or $2 = any(tables))
-    on conflict do nothing;
+    on conflict (peer_id, table_id) do update set is_new = true;
 
 -- name: partitions
 -- The table itself, and its partitions at all levels, with the state of our triggers on each; and those
