@@ -185,7 +185,16 @@ async def install(tx: Tx, table_id: int, facts: Facts) -> None:
 
 async def create_function(tx: Tx, table_id: int, facts: Facts) -> None:
     """Create or replace the function that the triggers call, for the columns as they are now."""
-    await tx.execute(triggers.function(table_id, facts))
+    keys = facts.key_columns or ()
+    await tx.execute(
+        triggers.function(
+            table_id,
+            keys,
+            shape=facts.shape,
+            has_hash=facts.has_hash,
+            is_exact=facts.is_key_exact,
+        )
+    )
     name = triggers.function_name(table_id)
     await tx.execute(f"revoke all on function {name} from public")
     await tx.execute(
@@ -193,7 +202,7 @@ async def create_function(tx: Tx, table_id: int, facts: Facts) -> None:
         table_id,
         facts.schema_name,
         facts.table_name,
-        facts.key_columns or (),
+        keys,
         facts.key_numbers,
         facts.shape,
     )
