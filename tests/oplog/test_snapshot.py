@@ -472,13 +472,15 @@ class Hostile(Direct):
 
     entry = wire.SnapshotEntry(Raw(b'{"id":"a","body":"x","size":1}'))
     floor = ulids.LOWEST
+    floor_origin = SERVER
 
     async def snapshot_page(
         self, _peer: Peer, request: wire.SnapshotPageRequest
     ) -> wire.SnapshotPage:
         entries = [self.entry] if request.phase == "records" and not request.after else []
         following = "end" if entries else None
-        return wire.SnapshotPage(entries, ulids.text_of(self.floor), SERVER, following)
+        floor = ulids.text_of(self.floor)
+        return wire.SnapshotPage(entries, floor, self.floor_origin, following)
 
 
 def at(moment: datetime) -> str:
@@ -553,6 +555,42 @@ async def test_a_floor_that_is_ahead_of_our_clock_is_not_adopted(nodes: tuple[No
 
     with pytest.raises(PeerUnreachable, match="ahead of our clock"):
         await advance(await taker.peer())
+
+    assert (await taker.table()).floor == ulids.LOWEST
+
+
+@pytest.mark.parametrize(
+    ("origin", "adopted"),
+    [
+        ("HTTP://Third.example/", "http://third.example"),
+        (TAKER, TAKER),
+        ("http://fourth.example", SERVER),
+    ],
+    ids=["that it relays", "our own", "that it may not speak for"],
+)
+async def test_the_floor_has_a_host_that_the_server_may_speak_for(
+    nodes: tuple[Node, Node], origin: str, adopted: str
+):
+    server, taker = nodes
+    await taker.sql.execute("update restante.op_peers set relays = '{http://third.example}'")
+    remote = Hostile(server)
+    remote.floor, remote.floor_origin = ulids.lowest_at(datetime.now(UTC)), origin
+    await want(taker)
+
+    await until_taken(taker, remote)
+
+    assert (await taker.table()).floor_origin == adopted
+
+
+@pytest.mark.parametrize("origin", ["", "x" * 256, "a\0b"], ids=["none", "long", "zero"])
+async def test_a_floor_of_an_impossible_host_is_not_adopted(nodes: tuple[Node, Node], origin: str):
+    server, taker = nodes
+    remote = Hostile(server)
+    remote.floor, remote.floor_origin = ulids.lowest_at(datetime.now(UTC)), origin
+    await want(taker)
+
+    with pytest.raises(PeerUnreachable, match="host of the floor"):
+        await until_taken(taker, remote)
 
     assert (await taker.table()).floor == ulids.LOWEST
 

@@ -28,13 +28,13 @@ from restante.errors import (
     StatementTimedOut,
     TableBusy,
 )
-from restante.oplog import positions, rules, tables, ulids
+from restante.oplog import positions, tables, ulids
 from restante.oplog.applying import boundary, records
 from restante.oplog.applying.parking import ParkedFull
 from restante.oplog.applying.records import KeysTaken
 from restante.oplog.peers import Peer, normalised_host
 from restante.oplog.remote import Remote, is_about_all
-from restante.oplog.snapshots import snapshot, taking_page
+from restante.oplog.snapshots import snapshot, taking_entries, taking_page
 from restante.oplog.snapshots.taking_entries import Phase, Snapshot, Taking
 from restante.oplog.snapshots.taking_page import RecordFault
 from restante.oplog.tables import TrackedTable
@@ -259,20 +259,11 @@ class Taker:
         following: tuple[str, str],
     ) -> None:
         """Decide about a page and note the progress, in one transaction."""
-        floor = ulids.parsed(page.floor)
-        if floor is None:
-            raise PeerUnreachable("The floor of its snapshot is unreadable.")
-        if rules.is_ahead(floor, now=self.clock()):
-            # Adopting it would set our clock ahead as well.
-            raise PeerUnreachable(
-                f"It has dropped changes of {ulids.moment_of(floor):%Y-%m-%d %H:%M:%S} UTC, "
-                f"which is ahead of our clock; the snapshot of {table.name} goes on then."
-            )
-        told = replace(
-            one,
-            floor=max(one.floor, floor),
-            floor_origin=page.floor_origin if floor > one.floor else one.floor_origin,
-        )
+        floor = taking_entries.floor_of(page, table, now=self.clock())
+        told = one
+        if floor > one.floor:
+            origin = taking_entries.floor_origin_of(page, peer, one, own_host=self.own_host)
+            told = replace(one, floor=floor, floor_origin=origin)
         taking = Taking(peer, table, told, self.own_host, floor, self.clock())
         try:
             await self._commit(taking, one, page.entries, following)
