@@ -467,6 +467,24 @@ async def test_a_snapshot_that_was_aborted_here_does_not_go_on(nodes: tuple[Node
     assert await taker.rows() == []
 
 
+async def test_a_server_that_could_not_see_our_table_has_deleted_nothing_of_it(
+    nodes: tuple[Node, Node],
+):
+    """It has read our log, but without this table, until its operator and ours allowed it."""
+    server, taker = nodes
+    await taker.sql.execute("insert into notes values ('only here')")
+    await taker.drop_log()
+    await taker.sql.execute("insert into notes values ('logged')")
+    await server.has_read(await taker.head())
+    await taker.sql.execute(
+        "update restante.op_peers set shown_later = array(select id from restante.op_tables)"
+    )
+
+    await take(server, taker)
+
+    assert [row[0] for row in await taker.rows()] == ["logged", "only here"]
+
+
 class Hostile(Direct):
     """A server that says anything."""
 

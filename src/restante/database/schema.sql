@@ -269,6 +269,7 @@ create table op_peers (
     max_bytes_per_minute bigint     check (max_bytes_per_minute > 0),
     added_at            timestamptz not null,
     protocol            text        check (protocol in ('restante', 'ulid')),
+    shown_later         integer[]   not null default '{}',  -- it has read us before it could see them
     cursor              text        not null default '' collate "C",
     cursor_at           timestamptz,
     cursor_problem      text,

@@ -112,6 +112,7 @@ class Page:
     next_position: str = ""
     cursor_on_you: str | None = None
     gap_tables: list[str] = field(default_factory=list[str])
+    new_tables: list[str] = field(default_factory=list[str])  # we could not see them before
     has_gap: bool = False  # in the older protocol
     available_min_ulid: str = ""
     last_scanned_ulid: str = ""
@@ -172,7 +173,8 @@ class Remote:
             host=said.get(wire.NODE_HOST, ""),
             next_position=said.get(wire.NEXT_POSITION, ""),
             cursor_on_you=said.get(wire.CURSOR_ON_YOU),
-            gap_tables=_gap_tables(said),
+            gap_tables=_tables_of(said, wire.GAP_TABLES),
+            new_tables=_tables_of(said, wire.NEW_TABLES),
             has_gap=said.get(wire.RETENTION_GAP, "").lower() == "true",
             available_min_ulid=said.get(wire.AVAILABLE_MIN_ULID, ""),
             last_scanned_ulid=said.get(wire.LAST_SCANNED_ULID, ""),
@@ -357,9 +359,9 @@ def _not_json() -> PeerUnreachable:
     return PeerUnreachable("Its answer is not the JSON that was asked for, or breaks off.")
 
 
-def _gap_tables(said: Mapping[str, str]) -> list[str]:
+def _tables_of(said: Mapping[str, str], header: str) -> list[str]:
     """Raises PeerUnreachable rather than overlook a gap."""
-    text = said.get(wire.GAP_TABLES)
+    text = said.get(header)
     return _decoded(text.encode(), list[str]) if text else []
 
 

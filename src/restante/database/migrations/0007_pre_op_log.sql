@@ -66,6 +66,7 @@ create table op_peers (
     relays              text[],
     max_ops_per_minute  integer     check (max_ops_per_minute > 0),
     max_bytes_per_minute bigint     check (max_bytes_per_minute > 0),
+    shown_later         integer[]   not null default '{}',
     added_at            timestamptz not null,
     protocol            text        check (protocol in ('restante', 'ulid')),
     cursor              text        not null default '' collate "C",

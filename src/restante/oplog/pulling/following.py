@@ -364,6 +364,7 @@ class Follower:
         At the first contact that is all of them, if one does: then nothing has been read yet.
         """
         gone = [table for table in here if table.name in page.gap_tables]
+        new = [table for table in here if table.name in page.new_tables]
         is_first = not peer.cursor
         async with self.db.connection() as connection:
             if gone:
@@ -373,6 +374,11 @@ class Follower:
                 await taking.want(connection, peer, wanted, is_for_gap=True, now=self.clock())
             if gone and is_first:
                 return 0.0
+            if new:
+                log.info("tables_shown", peer=peer.host, tables=[table.name for table in new])
+                await taking.want(
+                    connection, peer, new, is_for_gap=False, is_new=True, now=self.clock()
+                )
             rows = await connection.fetch(queries.read_without, peer.id, peer.cursor)
             pending = {row["table_id"] for row in rows}
         _note_gap(state, has_gap=bool(gone))

@@ -129,7 +129,7 @@ async def _adjust(connection: Connection, follower: Follower, tasks: dict[int, _
 
 def _config(peer: Peer) -> Peer:
     """What of a peer was configured; the rest changes while it is pulled from."""
-    return replace(peer, cursor="", protocol=None)
+    return replace(peer, cursor="", protocol=None, shown_later=frozenset())
 
 
 async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:

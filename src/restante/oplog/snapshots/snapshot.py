@@ -60,6 +60,7 @@ async def begin(
         at = Position(row["era"], row["xmin"], ulids.LOWEST, 0)
         start = str(at)
         await tx.execute(queries.pin, peer.id, table.id, start, now + PIN_LASTS)
+        await readers.note_shown(tx, peer.id, table.id)
         await readers.note_served(tx, peer.id, at)  # it confirms this when it is complete
         cursor = positions.parsed(row["cursor_on_you"] or "")
         return wire.SnapshotStart(

@@ -186,6 +186,8 @@ class Taker:
                 f"Its snapshot is in the name of {printable(host)}, for which it may not speak."
             )
         cursor = positions.parsed(started.cursor_on_you or "")
+        if table.id in peer.shown_later:
+            cursor = None  # whatever it has read of us, this table was not part of it
         unlogged = positions.parsed(started.unlogged)
         async with self.db.connection() as connection:
             await connection.execute(
