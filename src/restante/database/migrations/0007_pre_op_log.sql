@@ -2,6 +2,7 @@
 -- Works with: 0006 code, which does not know these tables and has nothing to do with them.
 
 create sequence op_clock as bigint minvalue 0 start 0;
+create sequence op_clock_mark as bigint minvalue 0 start 0;
 create sequence op_era as bigint minvalue 0 start 0;
 create unlogged sequence op_era_key as bigint minvalue 0 start 0;
 create table op_clock_lock ();
@@ -38,6 +39,8 @@ create table op_tables (
     unique (schema_name, table_name)
 );
 
+create type op_action as enum ('c', 'u', 'd');
+
 create table ops (
     table_id    integer     not null,
     arrived_at  timestamptz not null,
@@ -46,7 +49,7 @@ create table ops (
     ulid        uuid        not null,
     n           integer     not null,
     origin      integer     not null,
-    action      "char"      not null check (action in ('c', 'u', 'd')),
+    action      op_action   not null,
     approximate boolean     not null default false,
     key_hash    bigint      not null,
     old_hash    bigint,
@@ -63,10 +66,10 @@ create table op_peers (
     token_hash          bytea       unique check (octet_length(token_hash) = 32),
     token               text,
     tables              text[],
+    shown_later         integer[]   not null default '{}',
     relays              text[],
     max_ops_per_minute  integer     check (max_ops_per_minute > 0),
     max_bytes_per_minute bigint     check (max_bytes_per_minute > 0),
-    shown_later         integer[]   not null default '{}',
     added_at            timestamptz not null,
     protocol            text        check (protocol in ('restante', 'ulid')),
     cursor              text        not null default '' collate "C",
@@ -89,6 +92,7 @@ create table op_peers (
     superseded          bigint      not null default 0,
     parked              bigint      not null default 0,
     refused             bigint      not null default 0,
+    refused_by          jsonb       not null default '{}',
     conflicts           bigint      not null default 0,
     served              text        not null default '' collate "C",
     page_ends           text[]      not null default '{}',
@@ -185,8 +189,12 @@ declare
 begin
     begin
         lock table restante.op_clock_lock in exclusive mode;
-        last := coalesce(pg_sequence_last_value('restante.op_clock'::regclass), 0);
+        last := greatest(
+            pg_sequence_last_value('restante.op_clock'::regclass),
+            pg_sequence_last_value('restante.op_clock_mark'::regclass) + 256
+        );
         last := setval('restante.op_clock'::regclass, greatest(last + 1, now_ticks) + ticks - 1);
+        perform setval('restante.op_clock_mark'::regclass, last);
         raise exception using errcode = 'RS001';
     exception when sqlstate 'RS001' then
         null;
@@ -195,13 +203,23 @@ begin
 end
 $$;
 
+create function op_session_cluster() returns bigint
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select hashint8extended(
+        (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint,
+        ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
+    ) & 9223372036854775807
+$$;
+
+create function op_session_tail() returns text
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select right(replace(gen_random_uuid()::text, '-', ''), 16)
+$$;
+
 create function op_current_era() returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    key constant bigint := hashint8extended(
-        (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint,
-        ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
-    ) & 9223372036854775807;
+    key constant bigint := restante.op_session_cluster();
 begin
     if pg_sequence_last_value('restante.op_era_key'::regclass) is distinct from key then
         begin
@@ -240,9 +258,7 @@ $$;
 
 create function op_ulid(tick bigint, tail text) returns uuid
 language sql immutable as $$
-    select (
-        lpad(to_hex(tick >> 15), 12, '0') || lpad(to_hex((tick & 32767) << 1), 4, '0') || tail
-    )::uuid
+    select (lpad(to_hex(tick << 1), 16, '0') || tail)::uuid
 $$;
 
 create function op_row_hash(row_of_table record) returns bigint
@@ -256,8 +272,13 @@ $$;
 
 create function op_shape(relation oid) returns bigint
 language sql stable set search_path = pg_catalog, pg_temp as $$
-    select bit_xor(hashtextextended(attname::text, atttypid::bigint))
+    select coalesce(bit_xor(hashtextextended(attname::text, atttypid::bigint)), 0) # relation::bigint
       from pg_attribute where attrelid = relation and attnum > 0 and not attisdropped
+$$;
+
+create function op_planned_shape(relation oid) returns bigint
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select restante.op_shape(relation)
 $$;
 
 create function op_key_columns(tracked integer, relation oid) returns text[]

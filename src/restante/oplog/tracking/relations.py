@@ -185,16 +185,7 @@ async def install(tx: Tx, table_id: int, facts: Facts) -> None:
 
 async def create_function(tx: Tx, table_id: int, facts: Facts) -> None:
     """Create or replace the function that the triggers call, for the columns as they are now."""
-    keys = facts.key_columns or ()
-    await tx.execute(
-        triggers.function(
-            table_id,
-            keys,
-            shape=facts.shape,
-            has_hash=facts.has_hash,
-            is_exact=facts.is_key_exact,
-        )
-    )
+    await tx.execute(triggers.function(table_id, facts))
     name = triggers.function_name(table_id)
     await tx.execute(f"revoke all on function {name} from public")
     await tx.execute(
@@ -202,7 +193,7 @@ async def create_function(tx: Tx, table_id: int, facts: Facts) -> None:
         table_id,
         facts.schema_name,
         facts.table_name,
-        keys,
+        facts.key_columns or (),
         facts.key_numbers,
         facts.shape,
     )
