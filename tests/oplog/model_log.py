@@ -121,12 +121,10 @@ class Logs:
             case Verdict.PARK_FUTURE | Verdict.PARK_FLOOR:
                 node.parked[entry.key, entry.op.version] = entry
             case Verdict.APPLY:
-                if channel is Channel.PULL:
-                    self._report_overwritten(node, entry, server_cursor)
-                self._apply(node, entry, channel)
+                self._apply(node, entry, channel, server_cursor)
             case Verdict.SUPERSEDED | Verdict.REPORT:
                 self._lose(node, entry, verdict)
-            case Verdict.SKIP:
+            case Verdict.SKIP | Verdict.REFUSE:
                 pass
         return True
 
@@ -163,12 +161,16 @@ class Logs:
         if not was_read and self.ledger[mine.change].content != mine.change:
             self.ledger.report(mine.change)
 
-    def _apply(self, node: Node, entry: Entry, channel: Channel) -> None:
+    def _apply(self, node: Node, entry: Entry, channel: Channel, server_cursor: int | None) -> None:
+        if channel is Channel.PULL:
+            self._report_overwritten(node, entry, server_cursor)
         if channel is not Channel.RETRY and self.chance.random() < self.fails_share:
             node.parked[entry.key, entry.op.version] = entry
             return
         have, held = node.rows.get(entry.key), node.state.get(entry.key)
-        if entry.op.is_approximate and have != entry.record and held != entry.change:
+        if entry.op.is_approximate and have == entry.record:
+            self.ledger.merge(held, entry.change)
+        elif entry.op.is_approximate and held != entry.change:
             self.ledger.report(held)
         self._store(node, self._copied(node, entry, old=have))
 

@@ -115,7 +115,7 @@ class Snapshots(Logs):
                 self._keep_under(node, key, theirs, verdict)
             case Outcome.REISSUE:
                 if verdict.reports:
-                    self.ledger.report(theirs.change)
+                    self._report_absence(server, key)
                 self._reissue(node, key, verdict)
 
     def _pair(self, node: Node, taking: Taking, key: str, theirs: _Theirs) -> rules.SnapshotPair:
@@ -163,9 +163,16 @@ class Snapshots(Logs):
         change = node.state.get(key, theirs.change)
         if change is None:
             change = self.ledger.nothing(key).number
+        self.ledger.merge(theirs.change, change)
         node.state[key] = change
         op = Newest(verdict.version, record is None, verdict.is_approximate)
         node.append(Entry(node.next_place(), key, op, record, change, self.clock_of(node), record))
+
+    def _report_absence(self, server: Node, key: str) -> None:
+        """A record that the server does not have, or never had, comes back."""
+        if key not in server.state:
+            server.state[key] = self.ledger.nothing(key).number
+        self.ledger.report(server.state[key])
 
     def _reissue(self, node: Node, key: str, verdict: rules.SnapshotVerdict) -> None:
         assert verdict.version is not None
