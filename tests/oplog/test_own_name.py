@@ -75,7 +75,9 @@ async def test_what_this_node_did_not_make_is_refused_in_its_name(
     assert await names(db) == ["its own"]
     assert (result.refused_by, result.stopped) == ({"own_name": 1}, None)
     async with db.connection() as connection:
-        assert await connection.fetchval("select refused from op_peers") == 1
+        row = await connection.fetchrow("select refused, refused_by::text from op_peers")
+        assert row is not None
+        assert tuple(row) == (1, '{"own_name": 1}')
 
 
 async def test_a_newer_change_than_ours_is_refused_in_our_name(

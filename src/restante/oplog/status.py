@@ -8,6 +8,8 @@ catalogue.
 from collections.abc import Mapping
 from datetime import datetime
 
+import msgspec
+
 from restante.database import sql
 from restante.database.pool import Connection, Database, Row
 from restante.oplog import positions, tables, ulids
@@ -82,6 +84,7 @@ async def _peer(connection: Connection, row: Row, *, now: datetime) -> PeerStatu
     same = {name: row[name] for name in PeerStatus.__struct_fields__ if name in row}
     visible = row["tables"]
     waiting = await waiting_for(connection, visible, row["confirmed"], now=now)
+    same["refused_by"] = msgspec.json.decode(row["refused_by"], type=dict[str, int])
     return PeerStatus(**same, behind=behind, waiting=waiting)
 
 

@@ -248,6 +248,8 @@ class _Applier:
     async def _finish(self, tx: Tx, counts: "_Counts") -> None:
         """Move the cursor and count; raises CursorMoved."""
         peer = self.page.source.peer
+        if refused := counts.refused:
+            await tx.execute(queries.count_refused, peer.id, list(refused), [*refused.values()])
         if self.page.source.channel is Channel.PUSH:
             await tx.execute(queries.count, peer.id, *counts.numbers)
             return

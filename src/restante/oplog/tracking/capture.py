@@ -16,7 +16,7 @@ from restante.database.pool import Connection, Database
 from restante.errors import BadRequest, TableBusy, TableUntrackable
 from restante.oplog import tables
 from restante.oplog.tables import TrackedTable
-from restante.oplog.tracking import leftovers, relations, trackable, triggers
+from restante.oplog.tracking import clock, leftovers, relations, trackable, triggers
 from restante.oplog.tracking.trackable import Facts
 from restante.text import printable
 
@@ -63,6 +63,7 @@ async def track(db: Database, wanted: Wanted, *, host: str | None, now: datetime
             raise TableUntrackable(f"{printable(facts.shown)} is tracked already.")
         wire_name = await _free_name(tx, facts, wanted)
         host = await tables.identify(tx, host)
+        await clock.restart_if_unused(tx)
         table_id = await relations.add(tx, facts, wire_name, dict(wanted.key_map), now=now)
         await relations.install(tx, table_id, facts)
         has_records = await relations.is_populated(tx, facts)
