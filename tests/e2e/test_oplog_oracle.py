@@ -110,7 +110,7 @@ class Faults:
             case "kill":
                 await asyncio.to_thread(node.kill)
             case "backend":
-                node.kill_backend(self._nodes.chance)
+                await asyncio.to_thread(node.kill_backend, self._nodes.chance)
             case _:
                 await asyncio.to_thread(node.kill_postmaster)
         await asyncio.to_thread(node.until_ready)

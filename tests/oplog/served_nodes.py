@@ -163,7 +163,16 @@ class Node:
             self.cluster.start_again()
 
     def _postmaster(self) -> int:
-        return self.cluster.postmaster if self.cluster else self.server.postgres_pid()
+        """Of a server that has just lost its Postgres, the next one."""
+        if self.cluster:
+            return self.cluster.postmaster
+        return wait_until(
+            lambda: next(
+                (pid for pid, name in children(self.server.pid).items() if name == "postgres"), None
+            ),
+            seconds=60,
+            what="the start of its Postgres",
+        )
 
     def until_ready(self) -> None:
         """Start it again if it has ended, and wait until it answers."""
