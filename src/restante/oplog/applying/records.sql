@@ -8,6 +8,7 @@ select set_config('search_path', $1, true),
        set_config('intervalstyle', 'postgres', true),
        set_config('extra_float_digits', '1', true),
        set_config('bytea_output', 'hex', true),
+       set_config('lc_monetary', 'C', true),
        set_config('plan_cache_mode', 'force_custom_plan', true),
        set_config('enable_sort', 'on', true),
        pg_current_xact_id();

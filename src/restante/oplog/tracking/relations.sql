@@ -82,9 +82,30 @@ select pg_class.oid::bigint as oid, nspname::text as schema_name, relname::text 
                   where adrelid = attrelid and adnum = attnum
              )) as counted,
              array_agg(attname::text order by at) filter (where
-                 coalesce(nullif(typbasetype, 0), atttypid)::regtype::text
-                     in ('numeric', 'real', 'double precision')
-                 or typname = 'citext') as loose
+                 not coalesce((select collisdeterministic from pg_collation
+                                where pg_collation.oid = attcollation), true)
+                 or atttypid = 'bpchar'::regtype and atttypmod < 0
+                 or exists (
+                     -- Also as the base of a domain, the element of an array, and within a range or row.
+                     with recursive inside (type) as (
+                         select atttypid
+                         union
+                         select part.type
+                           from inside
+                           join pg_type as outer_type on outer_type.oid = inside.type
+                           left join pg_range on inside.type in (rngtypid, rngmultitypid)
+                          cross join lateral (
+                             values (outer_type.typbasetype), (outer_type.typelem), (rngsubtype)
+                             union all
+                             select field.atttypid from pg_attribute as field
+                              where field.attrelid = outer_type.typrelid and field.attnum > 0
+                          ) as part (type)
+                          where part.type <> 0
+                     )
+                     select from inside join pg_type as found on found.oid = inside.type
+                      where found.typname
+                            in ('numeric', 'float4', 'float8', 'interval', 'jsonb', 'citext')
+                 )) as loose
         from pg_index
        cross join unnest(indkey) with ordinality as part (number, at)
         join pg_attribute on attrelid = indrelid and attnum = number

@@ -31,6 +31,7 @@ SETTINGS = {
     "intervalstyle": "'postgres'",
     "extra_float_digits": "1",
     "bytea_output": "'hex'",
+    "lc_monetary": "'C'",
 }
 
 _BODY = Template(queries.capture)
