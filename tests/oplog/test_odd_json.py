@@ -1,6 +1,8 @@
 """What the type json takes and other parsers do not must not hold up the rest of a log."""
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from oplog.meshes import Member, mesh, reads
 from waiting import until
 
 from restante.errors import PeerUnreachable
-from restante.oplog import remote
+from restante.oplog import answers
 
 pytestmark = pytest.mark.anyio
 
@@ -87,4 +89,25 @@ async def test_json_that_only_postgres_takes_does_not_end_a_snapshot(cluster: st
 )
 def test_a_page_with_too_many_values_is_refused_before_it_takes_memory(body: bytes):
     with pytest.raises(PeerUnreachable, match="more than"):
-        remote._ops(body)
+        answers.ops(body)
+
+
+def test_a_page_of_a_snapshot_has_the_same_bound():
+    body = b'{"entries":[' + b'{"data":{}},' * 5_000_001 + b"]}"
+
+    with pytest.raises(PeerUnreachable, match="more than 10000000 values"):
+        answers.snapshot_page(body)
+
+
+async def test_other_requests_have_their_turns_while_a_large_page_is_decoded():
+    """A page of 64 MiB takes tenths of a second."""
+    has_gone_on = threading.Event()
+
+    def decode(_body: bytes) -> bool:
+        return has_gone_on.wait(timeout=30)
+
+    decoding = asyncio.create_task(answers.in_thread_if_large(decode, bytes(1024 * 1024)))
+    await asyncio.sleep(0)
+    has_gone_on.set()
+
+    assert await decoding
