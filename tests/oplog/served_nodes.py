@@ -1,10 +1,11 @@
 """A node as a real process, what applications do to its database, and what it has in the end."""
 
+import asyncio
 import json
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from oplog.clusters import Cluster
 from processes import Server, alive, children, wait_until
 
 from restante.database.pool import Database
+from restante.errors import TableBusy
 from restante.oplog.tracking import capture
 from restante.oplog.tracking.capture import Wanted
 
@@ -128,12 +130,20 @@ class Node:
     async def pause(self) -> None:
         """From now on nothing is logged."""
         self.has_paused = True
-        async with self.database() as db:
-            await capture.pause(db, "public.notes", now=datetime.now(UTC))
+        await self._until_free(lambda db: capture.pause(db, "public.notes", now=datetime.now(UTC)))
 
     async def resume(self) -> None:
-        async with self.database() as db:
-            await capture.resume(db, "public.notes", host=self.url, now=datetime.now(UTC))
+        await self._until_free(
+            lambda db: capture.resume(db, "public.notes", host=self.url, now=datetime.now(UTC))
+        )
+
+    async def _until_free(self, step: Callable[[Database], Awaitable[Any]]) -> None:
+        """Try again while somebody has locked the table for long, as an operator does."""
+        async with self.database() as db, asyncio.timeout(60):
+            while True:
+                with suppress(TableBusy):
+                    await step(db)
+                    return
 
     def admin(self, body: dict[str, Any]) -> dict[str, Any]:
         """Add or change a peer."""
