@@ -83,9 +83,13 @@ async def until_accounted(
 
 async def until_counted(nodes: Nodes, seconds: float = 30) -> None:
     """Wait until every record of every log was counted by each of its readers, and only once."""
-    async with asyncio.timeout(seconds):
-        while await nodes.counted() != await nodes.logged():  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0.1)
+    try:
+        async with asyncio.timeout(seconds):
+            while await nodes.counted() != await nodes.logged():  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        counts = f"counted {await nodes.counted()}\nlogged {await nodes.logged()}"
+        raise AssertionError(f"{counts}\n{await _how_they_differ(nodes.every)}") from None
 
 
 def _as_logged(sent: Any) -> list[Op]:
