@@ -191,17 +191,17 @@ class _Applier:
         log.warning("ops_wait", peer=self.page.source.peer.host, why=why, **facts)
 
     async def _apply_again(self, piece: Piece) -> None:
-        for _ in range(_TRIES):
+        for tried in range(_TRIES):
             try:
-                return await self._commit(piece)
+                return await self._commit(piece, may_be_new=tried == 0)
             except KeysTaken:
                 continue
         raise RecordFault("other", "A trigger or a rule of the table keeps the record out of it.")
 
-    async def _commit(self, piece: Piece) -> None:
+    async def _commit(self, piece: Piece, *, may_be_new: bool) -> None:
         """One transaction."""
         async with self.db.transaction() as tx:
-            merged = await merged_or_fault(tx, piece, self.page)
+            merged = await merged_or_fault(tx, piece, self.page, may_be_new=may_be_new)
             parked = [self._to_park(*one) for one in merged.parked]
             await parking.park(tx, self.page.source.peer.id, parked, now=self._now)
             counts = _Counts(piece, merged, parked)
@@ -323,14 +323,16 @@ class _Counts:
         )
 
 
-async def merged_or_fault(tx: Tx, piece: Piece, page: Page) -> Merged:
+async def merged_or_fault(tx: Tx, piece: Piece, page: Page, *, may_be_new: bool = False) -> Merged:
     """Merge the records of a piece; raises RecordFault if Postgres refuses one of them."""
     if not piece.records:
         return Merged()
     try:
-        return await merge(tx, piece.records, page.context)
+        return await merge(tx, piece.records, page.context, may_be_new=may_be_new)
     except driver_errors.FROM_THE_DRIVER as error:
         reason = driver_errors.record_fault(error, own_schema=SCHEMA)
         if reason is None:
             raise
+        if may_be_new and reason == "unique":
+            raise KeysTaken from error
         raise RecordFault(reason, driver_errors.full_reason(error)) from error
