@@ -81,7 +81,7 @@ async def until_accounted(
     await until_equal(nodes, seconds)
 
 
-async def until_counted(nodes: Nodes, seconds: float = 30) -> None:
+async def until_counted(nodes: Nodes, seconds: float = 60) -> None:
     """Wait until every record of every log was counted by each of its readers, and only once."""
     try:
         async with asyncio.timeout(seconds):
