@@ -13,7 +13,7 @@ from restante.database.pool import Database
 from restante.oplog import peers, tables
 from restante.oplog.peers import Changes, Peer
 from restante.oplog.positions import Position
-from restante.oplog.snapshots import snapshot, taking
+from restante.oplog.snapshots import progress, snapshot
 from restante.oplog.snapshots.taking import Taker
 from restante.oplog.tracking import capture
 from restante.oplog.tracking.capture import Wanted
@@ -153,7 +153,7 @@ async def want(
     async with taker.db.connection() as connection:
         every = await tables.all_tables(connection)
         wanted = [one for one in every if table in (None, one.name)]
-        await taking.want(
+        await progress.want(
             connection, peer, wanted, is_for_gap=is_for_gap, is_repair=is_repair, now=clock()
         )
 

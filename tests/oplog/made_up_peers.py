@@ -12,7 +12,8 @@ from oplog.meshes import NOTES
 from restante.database.pool import Database
 from restante.oplog import peers, tables, ulids
 from restante.oplog.peers import Changes, Peer
-from restante.oplog.pulling.following import Follower, Pace, State
+from restante.oplog.pulling.following import Follower
+from restante.oplog.pulling.state import Pace, State
 from restante.oplog.remote import Remote
 from restante.oplog.snapshots.taking import Taker
 from restante.oplog.tracking import capture

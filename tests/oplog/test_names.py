@@ -23,7 +23,7 @@ from restante.oplog.applying.statements import Target
 from restante.oplog.peers import Changes, Peer
 from restante.oplog.positions import Position
 from restante.oplog.rules import Channel
-from restante.oplog.snapshots import snapshot, taking, taking_page
+from restante.oplog.snapshots import progress, snapshot, taking_page
 from restante.oplog.snapshots.taking import Taker
 from restante.oplog.tables import Column
 from restante.oplog.tracking import capture, triggers
@@ -203,7 +203,7 @@ async def take(server: Node, taker: Node, *, is_repair: bool = False) -> None:
     peer = await taker.peer()
     async with taker.db.connection() as connection:
         wanted = await tables.all_tables(connection)
-        await taking.want(
+        await progress.want(
             connection, peer, wanted, is_for_gap=True, is_repair=is_repair, now=clock()
         )
     while await Taker(taker.db, Direct(server), taker.host, clock).advance(await taker.peer()):  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from waiting import until
 
 from restante.oplog import peers
 from restante.oplog.peers import Changes
-from restante.oplog.pulling import following
+from restante.oplog.pulling import state
 from restante.oplog.tracking import capture
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +60,7 @@ async def test_a_table_whose_snapshot_fails_is_named_and_the_others_go_on(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """What happens to it meanwhile is not lost."""
-    monkeypatch.setattr(following, "_SNAPSHOT_TRIES", 2)
+    monkeypatch.setattr(state, "_SNAPSHOT_TRIES", 2)
     async with mesh(cluster, tmp_path, 2) as (a, b):
         await _add_old(a, b)
         await a.sql.execute("insert into notes values ('first')")

@@ -12,7 +12,7 @@ from oplog.direct import SERVER, TAKER, Direct, Node, clock, new_node, take, unt
 from restante.errors import PeerUnreachable, SnapshotGone, TableBusy, TableNotTracked
 from restante.oplog import positions, ulids
 from restante.oplog.peers import Peer
-from restante.oplog.snapshots import snapshot, taking
+from restante.oplog.snapshots import progress, snapshot
 from restante.oplog.snapshots.taking import Taker
 from restante.oplog.tracking import capture
 from restante.oplog.tracking.capture import Wanted
@@ -204,7 +204,7 @@ async def test_records_that_were_loaded_in_a_pause_stay(
     if is_repair:
         async with taker.db.connection() as connection:
             wanted, peer = [await taker.table()], await taker.peer()
-            await taking.want(
+            await progress.want(
                 connection, peer, wanted, is_for_gap=False, is_repair=True, now=clock()
             )
     await take(server, taker)

@@ -21,7 +21,8 @@ from restante.errors import RestanteError
 from restante.oplog import peers, tables
 from restante.oplog.callbacks import Callbacks
 from restante.oplog.peers import Peer
-from restante.oplog.pulling.following import Follower, Pace
+from restante.oplog.pulling.following import Follower
+from restante.oplog.pulling.state import Pace
 from restante.oplog.remote import Remote
 from restante.oplog.snapshots.taking import Taker
 

@@ -17,7 +17,7 @@ from restante.errors import BadRequest, PeerUnreachable, TableNotTracked
 from restante.oplog import peers, tables, ulids
 from restante.oplog.peers import Peer
 from restante.oplog.remote import Remote
-from restante.oplog.snapshots import taking
+from restante.oplog.snapshots import progress
 from restante.oplog.snapshots.taking import Taker
 from restante.oplog.tables import TrackedTable
 from restante.oplog.verifying.comparison import Here, Limits, Progress
@@ -76,7 +76,7 @@ class Resync:
                 raise TableNotTracked(f"{name} is not tracked by this node.")
             if not self.peer.may_see(name):
                 raise BadRequest(f"{self.peer.host} does not share {name} with this node.")
-            await taking.want(
+            await progress.want(
                 connection, self.peer, [table], is_for_gap=False, is_repair=True, now=self.clock()
             )
         async with self.db.session() as session:
