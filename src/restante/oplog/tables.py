@@ -27,7 +27,9 @@ LOG_WIDTH = timedelta(days=30)
 State = Literal["tracked", "paused"]
 
 # Each host that ever made an op has a row, and a peer may relay ops of others: of so many whom the
-# operator has named neither as a peer nor in its relays, from all peers and from each.
+# operator has named neither as a peer nor in its relays, from all peers and from each.  The rows
+# stay: whether the log still has an op of a host is known only after reading all of it, and an op
+# whose host is gone would reach nobody.
 MAX_HOSTS = 1000
 MAX_HOSTS_OF_A_PEER = 100
 
