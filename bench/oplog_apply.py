@@ -16,7 +16,8 @@ from restante.database.rules import BOTH_PHASES
 from restante.oplog import peers, tables
 from restante.oplog.applying.apply import Source, apply_page
 from restante.oplog.peers import Changes, Peer
-from restante.oplog.pulling.following import Follower, Pace, State
+from restante.oplog.pulling.following import Follower
+from restante.oplog.pulling.state import Pace, State
 from restante.oplog.remote import Ask, Remote
 from restante.oplog.rules import Channel
 from restante.oplog.snapshots.taking import Taker

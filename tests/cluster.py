@@ -1,7 +1,9 @@
 """
 The Postgres that all tests share. Run as a program, it serves until its standard input closes.
 
-It is a process of its own, so that it ends with the test run however that ends.
+It is a process of its own, so that it ends with the test run however that ends. Servers of tests
+that run a Postgres of their own begin with a copy of the same cluster: to create one, and to
+migrate it, takes as much time as to start it twice.
 """
 
 import asyncio
@@ -19,11 +21,15 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from restante.database import migrate
-from restante.database.rules import BOTH_PHASES
-from restante.postgres import DataDirectory, EmbeddedPostgres
+from restante.database.rules import BOTH_PHASES, Phase
+from restante.postgres import DataDirectory, EmbeddedPostgres, placement
 from restante.server import logs
 
 TEMPLATE = "restante_template"
+
+# Names the directory of a cluster as the first start of a server leaves it.  Unset while the tests
+# run on another Postgres than the embedded one: its clusters are of another version.
+STARTED_ONCE = "TEST_CLUSTER_STARTED_ONCE"
 
 _clone_numbers = itertools.count()
 
@@ -52,11 +58,21 @@ async def cloned(cluster: str, template: str = TEMPLATE) -> AsyncIterator[str]:
     name = f"test_{os.getpid()}_{next(_clone_numbers)}"
     maintenance = await asyncpg.connect(cluster)
     try:
-        await maintenance.execute(f"create database {name} template {template}")
+        # The template does not change any more, so its files can be copied without WAL.
+        await maintenance.execute(f"create database {name} template {template} strategy file_copy")
         yield dsn_of(cluster, name)
         await maintenance.execute(f"drop database {name} with (force)")
     finally:
         await maintenance.close()
+
+
+def copy_cluster(data_dir: Path) -> None:
+    """Copy the cluster of a first start into the data directory of a server, if there is one."""
+    if STARTED_ONCE in os.environ:
+        directory = DataDirectory.open(data_dir)
+        # As root it belongs to another account, and shutil.copytree does not keep owners.
+        source, target = os.environ[STARTED_ONCE], directory.path / placement.CLUSTER
+        subprocess.run(["cp", "--archive", "--no-target-directory", source, target], check=True)
 
 
 @contextmanager
@@ -67,9 +83,11 @@ def shared_cluster() -> Iterator[str]:
         assert run.stdin is not None
         assert run.stdout is not None
         try:
-            dsn = run.stdout.readline().strip()
+            dsn, _, started_once = run.stdout.readline().strip().partition(" ")
             if not dsn:
                 raise RuntimeError("the test cluster did not start; see the error above")
+            if started_once:  # for the processes that run the tests, and for another cluster
+                os.environ.setdefault(STARTED_ONCE, started_once)
             yield dsn
         finally:
             run.stdin.close()
@@ -91,15 +109,32 @@ def fastest_place() -> Path | None:
     return None
 
 
-async def main(directory: Path) -> None:
+async def start_once(directory: Path) -> Path:
+    """Do what a server does to its Postgres at its first start; returns the cluster."""
+    postgres = EmbeddedPostgres(DataDirectory.open(directory), options=FAST)
+    await postgres.start()
+    try:
+        await migrate.apply(postgres.dsn, migrate.shipped(), phases={Phase.PRE})
+    finally:
+        await postgres.stop()
+    return directory / placement.CLUSTER
+
+
+async def main(parent: Path) -> None:
     bin_dir = os.environ.get("TEST_POSTGRES_BIN")
+    if not bin_dir and STARTED_ONCE not in os.environ:
+        os.environ[STARTED_ONCE] = str(await start_once(parent / "started-once"))
+    if not bin_dir:
+        copy_cluster(parent / "data")
     postgres = EmbeddedPostgres(
-        DataDirectory.open(directory), bin_dir=Path(bin_dir) if bin_dir else None, options=FAST
+        DataDirectory.open(parent / "data"),
+        bin_dir=Path(bin_dir) if bin_dir else None,
+        options=FAST,
     )
     await postgres.start()
     try:
         await make_template(postgres.dsn)
-        print(postgres.dsn, flush=True)
+        print(postgres.dsn, os.environ.get(STARTED_ONCE, ""), flush=True)
         await asyncio.to_thread(sys.stdin.read)
     finally:
         await postgres.stop()
@@ -111,4 +146,4 @@ if __name__ == "__main__":
         prefix="restante-tests-", dir=fastest_place(), ignore_cleanup_errors=True
     ) as parent:
         Path(parent).chmod(0o711)  # as root, the Postgres account must reach its files
-        asyncio.run(main(Path(parent) / "data"))
+        asyncio.run(main(Path(parent)))

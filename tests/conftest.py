@@ -188,7 +188,13 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def server(place: Path) -> Iterator[Server]:
-    """A real server process with a data directory of its own; start it, kill it, start it again."""
+def new_server(place: Path) -> Iterator[Server]:
+    """A real server process that finds nothing at its first start."""
     with Server(place / "data") as server:
         yield server
+
+
+@pytest.fixture
+def server(new_server: Server) -> Server:
+    """A real server process with a data directory of its own; start it, kill it, start it again."""
+    return new_server.started_once()

@@ -18,6 +18,8 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 from uuid import UUID, uuid4
 
+from cluster import copy_cluster
+
 from restante.postgres import DataDirectory, placement, running_dsn
 
 RESTANTE = Path(sys.executable).with_name("restante")
@@ -168,6 +170,11 @@ class Server:
         home = self.home
         if home and home != self.data_dir:
             shutil.rmtree(home)
+
+    def started_once(self) -> Self:
+        """Give it what its first start creates; the next start is like any later one."""
+        copy_cluster(self.data_dir)
+        return self
 
     def start(self) -> Self:
         """Start it and wait until it is ready."""

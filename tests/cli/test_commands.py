@@ -58,7 +58,6 @@ def test_an_unknown_word_is_refused_without_a_traceback(words: list[str]):
 @pytest.fixture
 def stopped(server: Server) -> Server:
     """A server that was started and stopped again."""
-    server.start().stop()
     return server
 
 
@@ -93,16 +92,16 @@ def test_status_as_json(stopped: Server):
     assert rows == [{"migration": name, "state": "ran"} for name in NAMES]
 
 
-def test_status_changes_nothing(server: Server):
+def test_status_changes_nothing(new_server: Server):
     """Before the first start it lists what would run, and runs nothing."""
-    first = status_of(server)
+    first = status_of(new_server)
 
     assert "ran" not in [line.split(maxsplit=1)[1] for line in first.splitlines()]
-    assert status_of(server) == first
+    assert status_of(new_server) == first
 
 
-def test_migrate_is_idempotent(server: Server):
-    words = ["migrate", "--data-dir", server.data_dir]
+def test_migrate_is_idempotent(new_server: Server):
+    words = ["migrate", "--data-dir", new_server.data_dir]
 
     first, second = restante(*words), restante(*words)
 

@@ -93,6 +93,7 @@ BAD = status(
             waiting=Lag(12, 3400, 65),
             skew_seconds=-421.0,
             refused=3,
+            refused_by={"time": 2, "table": 1},
             gaps=1,
             schema_differences=["pages: Only the peer has the column c."],
         ),
@@ -139,6 +140,7 @@ def test_what_is_wrong_is_named_with_the_way_out():
         "more than 10000 ops",
         "The clock of https://b.example is 7 min behind.",
         "Of https://b.example so far: 3 refused, 1 gap.",
+        "Of https://b.example, 2 changes were refused because their time is more than a day",
         "pages: Only the peer has the column c.",
         "A snapshot of pages is being taken from https://b.example: 12000 records",
         "Parked: 2 foreign_key, 1 future.",
@@ -147,6 +149,21 @@ def test_what_is_wrong_is_named_with_the_way_out():
         "The clock of the log is 4 min ahead",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "effect"),
+    [
+        (240.0, "a wrong clock, or had. "),
+        (3600.0, "Peers park the changes of this node until their time has come."),
+        (90_000.0, "Peers refuse the changes of this node."),
+    ],
+)
+def test_what_peers_do_with_a_clock_that_is_ahead_is_said(seconds: float, effect: str):
+    text = " ".join([*shown(status(clock_ahead_seconds=seconds)).split(), ""])
+
+    assert effect in text
+    assert ("A clock that was far ahead" in text) == (seconds > 300)
 
 
 def test_a_node_without_problems_has_no_remarks():

@@ -7,7 +7,14 @@ import pytest
 from restante.cli import oplog_verify
 from restante.cli.output import Console
 from restante.oplog.verifying.comparison import Progress
-from restante.wire.oplog_digests import KeyDifference, TableOutcome, TableReport, VerifyReport
+from restante.wire.oplog_digests import (
+    KeyDifference,
+    ResyncReport,
+    TableOutcome,
+    TableReport,
+    UnrepairedKey,
+    VerifyReport,
+)
 
 
 def report(*outcomes: TableOutcome, is_caught_up: bool = True) -> VerifyReport:
@@ -62,6 +69,20 @@ def test_each_table_has_a_line_and_what_differs_is_below_it():
     assert "Not equal to https://b.example, compared in 1.0 s.\n" in text
     assert "some may be on their way" in text
     assert "restante oplog resync https://b.example TABLE" in text
+
+
+def test_a_resync_lists_the_keys_that_still_differ_with_what_is_known_of_them():
+    keys = [UnrepairedKey('["7"]', "missing_here", "A change of it is parked here: why.")]
+    whole = ResyncReport(peer="http://b", table="pages", status="complete")
+    partly = ResyncReport(
+        peer="http://b", table="pages", status="incomplete", keys=keys, more_ranges=2, refused=1
+    )
+
+    assert "equal to http://b" in "\n".join(oplog_verify._resync_lines(whole))
+    _, listed, more, refused = oplog_verify._resync_lines(partly)
+    assert listed == '    missing here  ["7"]  A change of it is parked here: why.'
+    assert "2 ranges" in more
+    assert refused.startswith("Refused meanwhile: 1 record of the peer.")
 
 
 def test_an_interrupted_comparison_says_how_to_go_on(capsys: pytest.CaptureFixture[str]):

@@ -62,6 +62,9 @@ class Interrupted:
     def moved(self, size: int) -> None:
         self.moved_bytes += size
 
+    def freed(self, size: int) -> None:
+        raise AssertionError("nothing is dropped here")
+
     async def detach_and_drop(self, partition: Partition) -> None:
         raise AssertionError("nothing is dropped here")
 

@@ -43,7 +43,7 @@ class Nodes:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.a, self.b = Server(place / "node-a"), Server(place / "node-b")
+        self.a, self.b = (Server(place / name).started_once() for name in ("node-a", "node-b"))
         for server, (command, _) in ((self.a, SERVE_A), (self.b, SERVE_B)):
             words = shlex.split(command)
             with socket.socket() as free:

@@ -15,7 +15,7 @@ def office_server() -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="restante-", ignore_cleanup_errors=True) as name:
         Path(name).chmod(0o711)
         with Server(Path(name) / "data", "--log-level", "warning") as server:
-            server.start()
+            server.started_once().start()
             yield server
 
 

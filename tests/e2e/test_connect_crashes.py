@@ -95,7 +95,7 @@ def world(place: Path) -> Iterator[World]:
         port = stack.enter_context(reserved_port())
         server = stack.enter_context(Server(place / "data", "--log-level", "warning"))
         server.port = port.getsockname()[1]
-        server.start()
+        server.started_once().start()
         proxy = stack.enter_context(Proxy(server.port))
         folders = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=fast_disk())))
         workspaces = [

@@ -51,7 +51,7 @@ SETTINGS = {
 @pytest.fixture
 def running(disk: Path) -> Iterator[Server]:
     with Server(disk / "data", "--log-level=warning", **SETTINGS) as server:
-        yield server.start()
+        yield server.started_once().start()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def keeping(disk: Path) -> Iterator[Server]:
     """Sweeps nothing that was acknowledged; only a command with other settings does."""
     settings = SETTINGS | {"RESTANTE_ACK_RETENTION_SECONDS": "3600"}
     with Server(disk / "data", "--log-level=warning", **settings) as server:
-        yield server.start()
+        yield server.started_once().start()
 
 
 @asynccontextmanager

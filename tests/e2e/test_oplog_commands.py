@@ -83,7 +83,7 @@ def nodes() -> Iterator[tuple[Server, Server]]:
         for server in (a, b):
             server.port = free_port()
             server.environment["RESTANTE_SELF_URL"] = f"http://127.0.0.1:{server.port}"
-            server.begin()
+            server.started_once().begin()
         for server in (a, b):
             server.until_ready()
             execute(server, PAGES)

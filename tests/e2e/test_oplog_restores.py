@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 import soak
+from oplog.accounts import until_accounted, until_equal
 from oplog.clusters import Cluster
-from oplog.oracle import Node, Nodes, until_accounted, until_equal
+from oplog.oracle import Nodes
+from oplog.served_nodes import Node
 
-pytestmark = [pytest.mark.anyio, pytest.mark.soak, pytest.mark.timeout(300), soak.only_long]
+pytestmark = [pytest.mark.anyio, pytest.mark.soak, pytest.mark.timeout(300)]
 
 
 @dataclass(slots=True)
@@ -89,10 +91,10 @@ def primary(place: Path, clusters: ExitStack) -> Cluster:
 
 
 @pytest.fixture
-async def pair(place: Path, primary: Cluster) -> AsyncIterator[Pair]:
+async def pair(place: Path, primary: Cluster, dsn: str) -> AsyncIterator[Pair]:
+    """The node that is not restored has a database on the Postgres of all tests."""
     with Nodes(place, random.Random(0)) as nodes:
-        restored = await nodes.start_on(primary.dsn)
-        (other,) = await nodes.start(0)
+        restored, other = await nodes.start_on(primary.dsn, dsn)
         nodes.link(restored, other)
         yield Pair(nodes, restored, other)
 
@@ -133,6 +135,7 @@ async def test_a_data_directory_is_copied_back(pair: Pair, place: Path, primary:
     await pair.check()
 
 
+@soak.only_long
 async def test_a_backup_is_recovered_to_a_point_in_time(
     pair: Pair, place: Path, primary: Cluster, clusters: ExitStack
 ):
@@ -157,6 +160,7 @@ async def test_a_backup_is_recovered_to_a_point_in_time(
     await pair.check()
 
 
+@soak.only_long
 async def test_a_standby_that_lags_is_promoted(
     pair: Pair, place: Path, primary: Cluster, clusters: ExitStack
 ):

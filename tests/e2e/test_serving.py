@@ -34,8 +34,9 @@ def test_a_ready_server_prints_its_address_and_what_to_do_next(running: Server):
     assert running.get("/ready")[0] == 200
 
 
-def test_the_second_start_creates_no_cluster_and_migrates_nothing(running: Server):
+def test_the_second_start_creates_no_cluster_and_migrates_nothing(new_server: Server):
     """So it takes little time."""
+    running = new_server.start()
     assert running.home is not None
     version = running.home / "postgres" / "PG_VERSION"
     before = version.stat().st_ino
@@ -106,7 +107,7 @@ def test_the_admin_token_is_never_printed(running: Server):
 
 def test_an_admin_token_of_the_operator_is_not_stored(place: Path):
     token = "a-token-from-a-secret-store"
-    with Server(place / "data", RESTANTE_ADMIN_TOKEN=token).start() as server:
+    with Server(place / "data", RESTANTE_ADMIN_TOKEN=token).started_once().start() as server:
         server.get("/ready", {"Authorization": f"Bearer {token}"})
 
         assert not (server.data_dir / "admin-token").exists()
@@ -114,7 +115,8 @@ def test_an_admin_token_of_the_operator_is_not_stored(place: Path):
         assert token not in server.said
 
 
-def test_the_directories_of_the_database_are_private(running: Server):
+def test_the_directories_of_the_database_are_private(new_server: Server):
+    running = new_server.start()
     assert running.home is not None
     assert stat.S_IMODE((running.home / "postgres").stat().st_mode) == 0o700
     assert not stat.S_IMODE(running.data_dir.stat().st_mode) & 0o066

@@ -66,7 +66,8 @@ def test_an_open_request_does_not_prevent_the_stop(running: Server, sent: bytes)
 
 def test_a_request_is_cancelled_when_the_grace_is_over(place: Path):
     """A setting says how long open requests may continue."""
-    with Server(place / "data", "--shutdown-grace-seconds", "0.1").start() as server:
+    with Server(place / "data", "--shutdown-grace-seconds", "0.1") as server:
+        server.started_once().start()
         where = urlsplit(server.address)
         with (
             TableLock(server.dsn) as lock,
@@ -139,29 +140,31 @@ def starting_postgres(server: Server) -> bool:
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("stage", [claimed, creating_the_cluster, starting_postgres])
 def test_a_server_can_be_stopped_before_it_is_ready(
-    server: Server, stage: Callable[[Server], bool], stop: signal.Signals
+    new_server: Server, stage: Callable[[Server], bool], stop: signal.Signals
 ):
     """The operator presses Ctrl-C at once; the next start is not affected by what is incomplete."""
-    server.begin()
-    wait_until(lambda: stage(server), seconds=30, what=stage.__name__)
-    server.signal(stop)
+    new_server.begin()
+    wait_until(lambda: stage(new_server), seconds=30, what=stage.__name__)
+    new_server.signal(stop)
 
-    assert_stopped_cleanly(server)
-    assert server.start().get("/ready")[0] == 200
+    assert_stopped_cleanly(new_server)
+    assert new_server.start().get("/ready")[0] == 200
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_a_second_signal_does_not_leave_a_postgres_behind(server: Server, stop: signal.Signals):
+def test_a_second_signal_does_not_leave_a_postgres_behind(new_server: Server, stop: signal.Signals):
     """People press Ctrl-C several times."""
-    server.begin()
-    wait_until(lambda: starting_postgres(server), seconds=30, what="a child")
+    new_server.begin()
+    wait_until(lambda: starting_postgres(new_server), seconds=30, what="a child")
     for _ in range(3):
-        server.signal(stop)
+        new_server.signal(stop)
 
-    server.wait(STOPPED_SECONDS)
-    wait_until(lambda: not server.processes(), seconds=STOPPED_SECONDS, what="the end of Postgres")
-    assert tracebacks(server) == []
-    assert server.start().get("/ready")[0] == 200
+    new_server.wait(STOPPED_SECONDS)
+    wait_until(
+        lambda: not new_server.processes(), seconds=STOPPED_SECONDS, what="the end of Postgres"
+    )
+    assert tracebacks(new_server) == []
+    assert new_server.start().get("/ready")[0] == 200
 
 
 def test_a_second_signal_to_a_running_server_changes_nothing(running: Server):

@@ -2,13 +2,28 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from processes import wait_until, working_in
 
 from restante.postgres.account import Account, choose_account
 from restante.postgres.binaries import choose_binaries
 
 _ADMIN = "restante"
+
+
+@contextmanager
+def running_cluster(root: Path) -> Iterator["Cluster"]:
+    """A new cluster that runs meanwhile."""
+    cluster = Cluster.create(root)
+    cluster.start()
+    try:
+        yield cluster
+    finally:
+        cluster.end()
 
 
 @dataclass(slots=True)
@@ -47,16 +62,39 @@ class Cluster:
 
     @property
     def dsn(self) -> str:
-        return f"postgresql://{_ADMIN}@/postgres?host={self.sockets}"
+        return self.dsn_of("postgres")
+
+    def dsn_of(self, database: str) -> str:
+        return f"postgresql://{_ADMIN}@/{database}?host={self.sockets}"
+
+    def new_database(self, name: str) -> str:
+        """Its DSN."""
+        self.execute(f"create database {name}")
+        return self.dsn_of(name)
 
     def start(self) -> None:
-        options = f"-c listen_addresses='' -k {self.sockets} -c archive_mode=on"
+        """Without syncs: no test turns the machine off."""
+        options = f"-c listen_addresses='' -k {self.sockets} -c fsync=off -c archive_mode=on"
         copying = f"-c archive_command='cp %p {self.archive}/%f'"
         log = self.root / "log"
-        self.run("pg_ctl", "-D", self.data, "-l", log, "-w", "-o", f"{options} {copying}", "start")
+        self.run(
+            "pg_ctl", "-s", "-D", self.data, "-l", log, "-w", "-o", f"{options} {copying}", "start"
+        )
+
+    def start_again(self) -> None:
+        """After its postmaster was killed: its other processes end by themselves."""
+        wait_until(lambda: not working_in(self.data), seconds=60, what="the end of its processes")
+        # Where nobody reaps the postmaster, its process id looks as if it still ran.
+        for lock in (self.data / "postmaster.pid", *self.sockets.glob(".s.PGSQL.*.lock")):
+            lock.unlink()
+        self.start()
+
+    @property
+    def postmaster(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().split()[0])
 
     def stop(self, mode: str = "fast") -> None:
-        self.run("pg_ctl", "-D", self.data, "-w", "-m", mode, "stop")
+        self.run("pg_ctl", "-s", "-D", self.data, "-w", "-m", mode, "stop")
 
     def end(self) -> None:
         """Stop it if it runs."""
@@ -64,7 +102,7 @@ class Cluster:
             self.stop("immediate")
 
     def promote(self) -> None:
-        self.run("pg_ctl", "-D", self.data, "-w", "promote")
+        self.run("pg_ctl", "-s", "-D", self.data, "-w", "promote")
 
     def execute(self, statement: str) -> str:
         return self.run("psql", "-X", "-A", "-t", "-d", self.dsn, "-c", statement)

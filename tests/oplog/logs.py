@@ -79,7 +79,7 @@ async def append(
                                   approximate, key_hash, key, data)
         select $1, clock_timestamp(), restante.op_current_era(),
                pg_current_xact_id()::text::bigint, $2, $3 + number - 1,
-               (select id from restante.op_hosts where host = $8), $4::text::"char", $5,
+               (select id from restante.op_hosts where host = $8), $4::text::restante.op_action, $5,
                hashtextextended(key, 0), key, data::json
           from unnest($6::text[], $7::text[]) with ordinality as record (key, data, number)
         """,

@@ -121,10 +121,10 @@ class Logs:
             case Verdict.PARK_FUTURE | Verdict.PARK_FLOOR:
                 node.parked[entry.key, entry.op.version] = entry
             case Verdict.APPLY:
-                self._apply(node, entry, channel)
+                self._apply(node, entry, channel, server_cursor)
             case Verdict.SUPERSEDED | Verdict.REPORT:
                 self._lose(node, entry, verdict)
-            case Verdict.SKIP:
+            case Verdict.SKIP | Verdict.REFUSE:
                 pass
         return True
 
@@ -148,12 +148,29 @@ class Logs:
         if self.laws.logs_superseded and is_new:
             node.append(self._copied(node, entry, old=None))
 
-    def _apply(self, node: Node, entry: Entry, channel: Channel) -> None:
+    def _report_overwritten(self, node: Node, entry: Entry, server_cursor: int | None) -> None:
+        """
+        A change of our own that the sender has not read is a conflict.
+
+        Only one that was issued again can be newer than what it loses to.
+        """
+        mine, origin = node.newest(entry.key), entry.op.version.origin
+        if mine is None or not mine.op.version.origin == node.host != origin:
+            return
+        was_read = server_cursor is not None and mine.place <= server_cursor
+        if not was_read and self.ledger[mine.change].content != mine.change:
+            self.ledger.report(mine.change)
+
+    def _apply(self, node: Node, entry: Entry, channel: Channel, server_cursor: int | None) -> None:
+        if channel is Channel.PULL:
+            self._report_overwritten(node, entry, server_cursor)
         if channel is not Channel.RETRY and self.chance.random() < self.fails_share:
             node.parked[entry.key, entry.op.version] = entry
             return
         have, held = node.rows.get(entry.key), node.state.get(entry.key)
-        if entry.op.is_approximate and have != entry.record and held != entry.change:
+        if entry.op.is_approximate and have == entry.record:
+            self.ledger.merge(held, entry.change)
+        elif entry.op.is_approximate and held != entry.change:
             self.ledger.report(held)
         self._store(node, self._copied(node, entry, old=have))
 
@@ -237,7 +254,10 @@ class Logs:
         for entry in list(node.log):
             node.drop(entry)
         node.trimmed = node.unlogged = node.next_place()
-        for parked in [each for each in node.parked if each[1].ulid <= node.floor]:
+        older = [each for each in node.parked if each[1].ulid <= node.floor]
+        for parked in older:
             self.ledger.report(node.parked.pop(parked).change)
+        if older and self.laws.reads_dropped_again:
+            node.new_from |= node.cursors.keys() & node.peers
         node.pins = {}  # what is taken of it meanwhile begins again
         self.counts["resumed"] += 1

@@ -36,6 +36,7 @@ class Laws:
     locks_keys: bool = True
     applies_while_paused: bool = False
     first_is_per_table: bool = True  # not: whether the server has ever read anything from us
+    reads_dropped_again: bool = True  # what was parked when a pause ended
     reads_new_tables_first: bool = True  # until then a server says that it has read nothing
 
 
@@ -71,6 +72,7 @@ class Taking:
     start: int
     server_cursor: int | None
     floor: UUID  # the highest of those that came with the pages
+    has_unlogged: bool  # changes of the server without ops that we have not read
     phase: int = 0
     after: str = ""
 

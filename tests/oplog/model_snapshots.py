@@ -33,6 +33,7 @@ class Snapshots(Logs):
             start=start,
             server_cursor=None if is_unread else server.cursors.get(node.number),
             floor=server.floor,
+            has_unlogged=node.cursors.get(server.number, NOWHERE) < server.unlogged,
         )
         server.pins[node.number] = start
         self.counts["snapshot"] += 1
@@ -74,6 +75,8 @@ class Snapshots(Logs):
         server.pins.pop(node.number, None)
         node.cursors[server.number] = taking.start
         node.has_taken = True
+        for key in server.state.keys() - server.rows.keys() - node.rows.keys():
+            self.ledger.merge(server.state[key], node.state.get(key))
         node.floor = max(node.floor, taking.floor)
         if taking.start >= server.trimmed:
             server.evicted.discard(node.number)
@@ -98,6 +101,7 @@ class Snapshots(Logs):
                 own_floor=node.floor,
                 is_first=is_unread,
                 has_read_us=taking.server_cursor is not None and read >= node.trimmed,
+                has_unlogged=taking.has_unlogged,
             ),
         )
         self.counts[f"snapshot {verdict.outcome}{' reported' * verdict.reports}"] += 1
@@ -111,7 +115,7 @@ class Snapshots(Logs):
                 self._keep_under(node, key, theirs, verdict)
             case Outcome.REISSUE:
                 if verdict.reports:
-                    self.ledger.report(theirs.change)
+                    self._report_absence(server, key)
                 self._reissue(node, key, verdict)
 
     def _pair(self, node: Node, taking: Taking, key: str, theirs: _Theirs) -> rules.SnapshotPair:
@@ -159,9 +163,16 @@ class Snapshots(Logs):
         change = node.state.get(key, theirs.change)
         if change is None:
             change = self.ledger.nothing(key).number
+        self.ledger.merge(theirs.change, change)
         node.state[key] = change
         op = Newest(verdict.version, record is None, verdict.is_approximate)
         node.append(Entry(node.next_place(), key, op, record, change, self.clock_of(node), record))
+
+    def _report_absence(self, server: Node, key: str) -> None:
+        """A record that the server does not have, or never had, comes back."""
+        if key not in server.state:
+            server.state[key] = self.ledger.nothing(key).number
+        self.ledger.report(server.state[key])
 
     def _reissue(self, node: Node, key: str, verdict: rules.SnapshotVerdict) -> None:
         assert verdict.version is not None

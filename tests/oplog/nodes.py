@@ -135,7 +135,7 @@ async def write_locally(
         insert into restante.ops (table_id, arrived_at, era, xid, ulid, n, origin, action,
                                   key_hash, key, data)
         select $1, now(), restante.op_current_era(), pg_current_xact_id()::text::bigint,
-               $2, 0, $3, $4::text::"char", hashtextextended(k.key, 0), k.key, $6
+               $2, 0, $3, $4::text::restante.op_action, hashtextextended(k.key, 0), k.key, $6
           from (select json_build_array($5::integer)::text as key) as k
         """,
         table.id,

@@ -69,6 +69,7 @@ SCENARIOS = {
     "foreign keys and a join": Scenario(fails_share=0.15, joins=True),
     "pauses": Scenario(pauses=True),
     "pauses in a chain": Scenario(4, "chain", pauses=True),
+    "pauses with wide skews": Scenario(skews=WIDE_SKEWS, pauses=True),
     "tracked with rows": Scenario(is_populated=True),
     "tracked with rows in a chain": Scenario(4, "chain", is_populated=True),
     "tracked late": Scenario(tracks_late=True),

@@ -190,6 +190,7 @@ async def test_no_room_for_parked_ops_stops_the_page(db: Database, monkeypatch: 
     """What is parked is not dropped: the peer's log keeps the rest."""
     await family(db)
     monkeypatch.setattr(parking, "MAX_BYTES", 0)
+    monkeypatch.setattr(parking, "LEAST_BYTES_OF_A_PEER", 0)
 
     result = await applied(db, child(1, 1), child(2, 2, parent=99), child(3, 3))
 
@@ -201,6 +202,7 @@ async def test_the_parked_ops_of_one_peer_take_no_room_of_others(
 ):
     await family(db)
     monkeypatch.setattr(parking, "MAX_BYTES_OF_A_PEER", 600)
+    monkeypatch.setattr(parking, "LEAST_BYTES_OF_A_PEER", 0)
     other = await make_peer(db, "https://other.example")
     await applied(db, *(child(n, n, parent=99) for n in range(1, 4)))
 
@@ -212,6 +214,27 @@ async def test_the_parked_ops_of_one_peer_take_no_room_of_others(
     assert (full.stopped, full.parked) == ("parked_full", 0)
     assert (theirs.stopped, theirs.parked) == (None, 1)
     assert (nothing_left.stopped, nothing_left.parked) == ("parked_full", 0)
+
+
+async def test_many_peers_together_leave_room_for_another_one(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+):
+    """Each has at most half of what is left, and a little in any case."""
+    await family(db)
+    monkeypatch.setattr(parking, "MAX_BYTES", 4000)
+    monkeypatch.setattr(parking, "MAX_BYTES_OF_A_PEER", 1000)
+    monkeypatch.setattr(parking, "LEAST_BYTES_OF_A_PEER", 400)
+    counts: list[int] = []
+
+    for number in range(8):
+        peer = await make_peer(db, f"https://p{number}.example")
+        taken = [
+            await applied_from(db, peer, child(10 * number + n, n, parent=99)) for n in range(1, 5)
+        ]
+        counts.append(sum(one.parked for one in taken))
+
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1] >= 1
 
 
 async def applied_from(db: Database, peer: Peer, *ops: Op) -> PageResult:

@@ -527,6 +527,23 @@ async def test_resume_waits_for_no_writer_of_another_table(
     assert len(await log_of(writer, "parts")) == 1
 
 
+async def test_resume_waits_for_nobody_who_looks_again_at_deletes(
+    db: Database, writer: Any, connections: Any
+):
+    """That one holds its note of the delete, and waits for the table or its log."""
+    await writer.execute(PAGES)
+    table = (await track(db)).table
+    await capture.pause(db, "pages", now=now())
+    ours = await _ours(await connections())
+    await ours.execute("insert into op_unsettled values ($1, 1, '[1]', 1, '{}')", table.id)
+
+    async with ours.transaction():
+        await ours.execute("delete from op_unsettled")
+        await capture.resume(db, "pages", host=OWN, now=now())
+
+    assert await ours.fetchval("select state from op_tables") == "tracked"
+
+
 async def test_a_table_that_was_dropped_can_be_untracked(db: Database, writer: Any):
     await writer.execute(PAGES)
     await track(db)

@@ -25,9 +25,10 @@ from restante.oplog.rules import (
 
 SHORT = 20
 
-# Of the schedules in which records change without being logged, before tracking or in a pause:
-# nobody can say when that was, so about 1 in 2,000 keeps an older change of the same record.
-LOST_UNLOGGED = 1 / 500
+# Of the schedules in which records change without being logged, before tracking or in a pause.  A
+# delete in a pause leaves nothing behind, so in about 1 of 3,000 an older change of the same record
+# revives it by way of a relay that never had the record, and nobody notices.
+LOST_UNLOGGED = 1 / 1000
 
 # Enough schedules to meet what a broken rule does, in a few seconds.
 MOST_SCHEDULES = 600
@@ -68,7 +69,9 @@ def test_the_schedules_reach_every_decision():
             schedule.play()
             counts |= schedule.world.counts.keys()
 
-    verdicts = {f"pull {verdict}" for verdict in Verdict} - {f"pull {Verdict.PARK_FLOOR}"}
+    # Peers of the older protocol, and those who speak in the name of others, are not modelled.
+    modelled = set(Verdict) - {Verdict.PARK_FLOOR, Verdict.REFUSE}
+    verdicts = {f"pull {verdict}" for verdict in modelled}
     outcomes = {f"snapshot {outcome}" for outcome in Outcome}
     assert counts >= verdicts | outcomes | {"push skip", "retry apply", "evicted", "restored"}
 
@@ -110,7 +113,8 @@ def _snapshot_reports_nothing(pair: SnapshotPair, sides: SnapshotSides) -> Snaps
         ("restore", Laws(raises_era=False)),
         ("open transactions", Laws(locks_keys=False)),
         ("pauses", Laws(applies_while_paused=True)),
-        ("pauses", Laws(first_is_per_table=False)),
+        ("pauses with wide skews", Laws(first_is_per_table=False)),
+        ("pauses with wide skews", Laws(reads_dropped_again=False)),
         ("tracked late", Laws(first_is_per_table=False)),
         ("tracked late", Laws(reads_new_tables_first=False)),
         ("join with evictions", Laws(first_contact_is_snapshot=False)),

@@ -2,32 +2,22 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import asyncpg
 import msgspec
 import pytest
-from cluster import cloned
 from msgspec import Raw
 from oplog.captured import log_of, records_of
+from oplog.direct import SERVER, TAKER, Direct, Node, clock, new_node, take
 
-from restante.database.pool import Database
-from restante.oplog import api, peers, tables, ulids
+from restante.oplog import api, tables, ulids
 from restante.oplog.applying import statements
 from restante.oplog.applying.apply import Source, apply_page
 from restante.oplog.applying.statements import Target
-from restante.oplog.peers import Changes, Peer
-from restante.oplog.positions import Position
 from restante.oplog.rules import Channel
-from restante.oplog.snapshots import snapshot, taking, taking_page
-from restante.oplog.snapshots.taking import Taker
+from restante.oplog.snapshots import snapshot, taking_page
 from restante.oplog.tables import Column
-from restante.oplog.tracking import capture, triggers
-from restante.oplog.tracking.capture import Wanted
+from restante.oplog.tracking import triggers
 from restante.oplog.verifying import comparison, digests
 from restante.oplog.verifying.comparison import Here, Limits, Progress
 from restante.oplog.verifying.verify import verify
@@ -36,7 +26,6 @@ from restante.wire.oplog_digests import KeyOrder, NodeDescription
 
 pytestmark = pytest.mark.anyio
 
-SERVER, TAKER = "http://server.example", "http://taker.example"
 ACTIONS: dict[str, wire.ActionName] = {"c": "create", "u": "update", "d": "delete"}
 
 _ALIAS = re.compile(r"\bas (?:materialized )?([a-z_]\w*)(?: ?\(([a-z]\w*(?:, [a-z]\w*)*)\))?")
@@ -76,95 +65,6 @@ def _column(name: str) -> Column:
 NAMES = our_names()
 
 
-def clock() -> datetime:
-    return datetime.now(UTC)
-
-
-@dataclass
-class Node:
-    """A database, and the other node as its peer."""
-
-    db: Database
-    sql: Any
-    host: str
-    other: str
-
-    async def peer(self) -> Peer:
-        async with self.db.connection() as connection:
-            found = await peers.find(connection, self.other)
-        assert found is not None
-        return found
-
-    async def tables(self) -> list[tables.TrackedTable]:
-        async with self.db.connection() as connection:
-            return await tables.all_tables(connection)
-
-    async def head(self) -> Position:
-        row = await self.sql.fetchrow(
-            "select era, xid, ulid, n from restante.ops"
-            " order by era desc, xid desc, ulid desc, n desc limit 1"
-        )
-        return Position(*row)
-
-    async def drop_log(self) -> None:
-        """Forget all ops, as trimming does: the floor and the mark say so."""
-        await self.sql.execute(
-            "update restante.op_tables set floor_origin = $1, trimmed = $2,"
-            " floor = (select ulid from restante.ops order by ulid desc limit 1)",
-            self.host,
-            str(await self.head()),
-        )
-        await self.sql.execute("truncate restante.ops")
-
-    async def side(self) -> Here:
-        return Here(self.db, (await self.peer()).id, None)
-
-
-class Direct:
-    """Calls the server's functions without HTTP."""
-
-    def __init__(self, server: Node) -> None:
-        self._server = server
-
-    async def begin_snapshot(self, _peer: Peer, table: str) -> wire.SnapshotStart:
-        asked = wire.SnapshotRequest(table)
-        return await snapshot.begin(self._server.db, await self._server.peer(), asked, now=clock())
-
-    async def snapshot_page(
-        self, _peer: Peer, asked: wire.SnapshotPageRequest
-    ) -> wire.SnapshotPage:
-        return await snapshot.page(self._server.db, await self._server.peer(), asked, now=clock())
-
-    async def snapshot_missing(
-        self, _peer: Peer, asked: wire.SnapshotKeysRequest
-    ) -> wire.SnapshotPage:
-        return await snapshot.missing(
-            self._server.db, await self._server.peer(), asked, now=clock()
-        )
-
-
-@asynccontextmanager
-async def node(
-    cluster: str, host: str, other: str, definitions: dict[str, str]
-) -> AsyncIterator[Node]:
-    async with cloned(cluster) as dsn:
-        db = await Database.open(
-            dsn, pool_size=5, acquire_timeout_seconds=5, statement_timeout_seconds=20
-        )
-        sql = await asyncpg.connect(dsn)
-        async with db.connection() as connection:
-            await tables.identify(connection, host)
-            await peers.add(connection, other, Changes(), now=clock())
-        try:
-            for name, definition in definitions.items():
-                await sql.execute(f"create table public.{name} ({definition})")
-                await capture.track(db, Wanted(f"public.{name}"), host=host, now=clock())
-            yield Node(db, sql, host, other)
-        finally:
-            await sql.close()
-            await db.close()
-
-
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "MAX_RECORDS", 5)
@@ -198,16 +98,13 @@ async def pull(server: Node, taker: Node, names: Sequence[str]) -> None:
     assert (result.stopped, result.parked, result.refused_by) == (None, 0, {})
 
 
-async def take(server: Node, taker: Node, *, is_repair: bool = False) -> None:
-    """Snapshots of all tables."""
-    peer = await taker.peer()
-    async with taker.db.connection() as connection:
-        wanted = await tables.all_tables(connection)
-        await taking.want(
-            connection, peer, wanted, is_for_gap=True, is_repair=is_repair, now=clock()
-        )
-    while await Taker(taker.db, Direct(server), taker.host, clock).advance(await taker.peer()):  # type: ignore[arg-type]
-        pass
+async def tables_of(node: Node) -> list[tables.TrackedTable]:
+    async with node.db.connection() as connection:
+        return await tables.all_tables(connection)
+
+
+async def side(node: Node) -> Here:
+    return Here(node.db, (await node.peer()).id, None)
 
 
 class OtherOrder(Here):
@@ -224,7 +121,7 @@ async def differences(server: Node, taker: Node) -> dict[str, list[tuple[str, st
     found: list[dict[str, list[tuple[str, str]]]] = []
     for kind in (Here, OtherOrder):
         report = await verify(
-            await taker.side(),
+            await side(taker),
             kind(server.db, (await server.peer()).id, None),
             SERVER,
             limits=Limits(wait_seconds=0),
@@ -251,8 +148,8 @@ async def through_everything(cluster: str, columns: dict[str, tuple[str, str, st
     names = sorted(columns)
     definitions = {name: columns[name][0] for name in names}
     async with (
-        node(cluster, SERVER, TAKER, definitions) as server,
-        node(cluster, TAKER, SERVER, definitions) as taker,
+        new_node(cluster, SERVER, TAKER, definitions) as server,
+        new_node(cluster, TAKER, SERVER, definitions) as taker,
     ):
         for name, (_, key, other) in columns.items():
             await write(server, name, key, other)
@@ -269,14 +166,12 @@ async def through_everything(cluster: str, columns: dict[str, tuple[str, str, st
         await server.drop_log()
         for name, (_, key, other) in columns.items():
             await server.sql.execute(f'delete from {name} where "{key}" = 4')
-            await server.sql.execute(
-                f'update {name} set "{other}" = 77 where "{key}" in (2, 5, 12)'
-            )
+            await server.sql.execute(f'update {name} set "{other}" = 77 where "{key}" = 5')
         await take(server, taker)
         only_taker = [("[50]", "missing_there")]
         assert await differences(server, taker) == dict.fromkeys(names, only_taker)
 
-        for table in await taker.tables():
+        for table in await tables_of(taker):
             _, key, other = columns[table.name]
             # What no trigger sees.
             await taker.sql.execute(
@@ -314,15 +209,15 @@ async def test_a_key_may_have_any_name(cluster: str):
     }
     definitions = {name: one[0] for name, one in columns.items()}
     async with (
-        node(cluster, SERVER, TAKER, definitions) as server,
-        node(cluster, TAKER, SERVER, definitions) as taker,
+        new_node(cluster, SERVER, TAKER, definitions) as server,
+        new_node(cluster, TAKER, SERVER, definitions) as taker,
     ):
         for name, (_, key, other) in columns.items():
             await write(server, name, key, other)
         await pull(server, taker, list(columns))
         assert not await different(server, taker, list(columns))
 
-        for table in await taker.tables():
+        for table in await tables_of(taker):
             _, key, other = columns[table.name]
             await taker.sql.execute(f'insert into {table.name} ("{key}", "{other}") values (50, 5)')
             await check_pages(taker, server, table)

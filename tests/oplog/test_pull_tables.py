@@ -9,7 +9,7 @@ from waiting import until
 
 from restante.oplog import peers
 from restante.oplog.peers import Changes
-from restante.oplog.pulling import following
+from restante.oplog.pulling import state
 from restante.oplog.tracking import capture
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +60,7 @@ async def test_a_table_whose_snapshot_fails_is_named_and_the_others_go_on(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """What happens to it meanwhile is not lost."""
-    monkeypatch.setattr(following, "_SNAPSHOT_TRIES", 2)
+    monkeypatch.setattr(state, "_SNAPSHOT_TRIES", 2)
     async with mesh(cluster, tmp_path, 2) as (a, b):
         await _add_old(a, b)
         await a.sql.execute("insert into notes values ('first')")
@@ -132,3 +132,63 @@ async def test_a_node_that_was_added_to_itself_under_another_name_says_so(
             )
         )
         assert (await a.peer(name))["cursor"] == ""
+
+
+async def _allow(node: Member, other: Member, *names: str) -> None:
+    """Let another node see and send these tables."""
+    async with node.db.connection() as connection:
+        await peers.add(connection, other.url, Changes(tables=names), now=datetime.now(UTC))
+
+
+async def test_a_table_that_the_other_node_lets_us_see_later_arrives_whole(
+    cluster: str, tmp_path: Path
+):
+    """Nobody has read it before, so nobody takes what the other lacks for deleted."""
+    async with mesh(cluster, tmp_path, 2) as (a, b):
+        await _add_old(a, b)
+        await _allow(a, b, "notes")
+        await join(a, b)
+        await a.sql.execute("insert into old values ('1', 'by the log')")
+        await b.sql.execute("insert into old values ('2', 'of the other')")
+        for node, name in ((a, "n"), (b, "m")):
+            await node.sql.execute("insert into notes values ($1)", name)
+        await until(lambda: _has_note(b, "n"))
+        await until(lambda: _has_note(a, "m"))
+        before = await b.rows("old")
+
+        await _allow(a, b, "*")
+        await a.sql.execute("insert into notes values ('ends the long poll')")
+
+        rows = await converge(a, b, table="old")
+        assert (len(before), len(rows)) == (1, 3)
+        await until(lambda: a.sql.fetchval("select shown_later = '{}' from restante.op_peers"))
+
+
+async def test_a_peer_that_was_removed_and_added_again_takes_all_tables_anew(
+    cluster: str, tmp_path: Path
+):
+    """It may see more than before, and it reads on where it had stopped."""
+    async with mesh(cluster, tmp_path, 2) as (a, b):
+        await _add_old(a, b)
+        await _allow(a, b, "notes")
+        await join(a, b)
+        await a.sql.execute("insert into notes values ('n')")
+        await until(lambda: _has_note(b, "n"))
+
+        async with a.db.connection() as connection:
+            await peers.remove(connection, b.url)
+        await join(a, b)
+
+        assert len(await converge(a, b, table="old")) == 1
+
+
+async def test_a_table_that_the_other_node_may_not_see_any_more_is_not_announced(
+    cluster: str, tmp_path: Path
+):
+    async with mesh(cluster, tmp_path, 2) as (a, b):
+        await reads(b, a)
+        await until(lambda: a.sql.fetchval("select shown_later = '{}' from restante.op_peers"))
+        for names in (["x"], ["notes"], ["x"]):
+            await _allow(a, b, *names)
+
+        assert (await a.peer(b))["shown_later"] == []

@@ -378,3 +378,30 @@ def test_a_repair_takes_what_was_changed_behind_the_log(
     verdict = judge_snapshot(pair, sides)
 
     assert (verdict.outcome, verdict.version) == (outcome, None)
+
+
+@pytest.mark.parametrize(
+    "server", [None, Newest(THEIR_FLOOR, is_delete=False, is_approximate=True)]
+)
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_a_repair_takes_what_no_version_tells_apart(server: Newest | None, *, is_newer: bool):
+    """Its op is trimmed there, and ours is only of a snapshot; all others hear of the repair."""
+    mine = replace(THEIR_FLOOR, ulid=ulids.following(THEIR_FLOOR.ulid)) if is_newer else THEIR_FLOOR
+    own = Newest(mine, is_delete=False, is_approximate=not is_newer)
+    pair = SnapshotPair(
+        server=server, own=own, server_has_record=True, own_has_record=True, is_same=False
+    )
+    floors = THEIR_FLOOR.ulid, THEIR_FLOOR.ulid
+    sides = SnapshotSides(
+        "http://b", "http://a", *floors, is_first=False, has_read_us=True, is_repair=True
+    )
+
+    verdict = judge_snapshot(pair, sides)
+
+    if is_newer:
+        assert verdict.outcome is Outcome.KEEP
+    else:
+        assert verdict.outcome is Outcome.TAKE
+        assert verdict.version is not None
+        assert verdict.version > own.version
+        assert verdict.reports

@@ -1,23 +1,18 @@
 """A snapshot makes a table equal to a peer's, whatever happens meanwhile, and says what it lost."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import asyncpg
 import pytest
-from cluster import cloned
 from msgspec import Raw
-from oplog.meshes import NOTES
+from oplog.direct import SERVER, TAKER, Direct, Node, clock, new_node, take, until_taken, want
 
-from restante.database.pool import Database
 from restante.errors import PeerUnreachable, SnapshotGone, TableBusy, TableNotTracked
-from restante.oplog import peers, positions, tables, ulids
-from restante.oplog.peers import Changes, Peer
-from restante.oplog.positions import Position
-from restante.oplog.snapshots import snapshot, taking
+from restante.oplog import positions, ulids
+from restante.oplog.peers import Peer
+from restante.oplog.snapshots import progress, snapshot
 from restante.oplog.snapshots.taking import Taker
 from restante.oplog.tracking import capture
 from restante.oplog.tracking.capture import Wanted
@@ -25,149 +20,14 @@ from restante.wire import oplog as wire
 
 pytestmark = pytest.mark.anyio
 
-SERVER, TAKER = "http://server.example", "http://taker.example"
-
-
-def clock() -> datetime:
-    return datetime.now(UTC)
-
-
-@dataclass
-class Node:
-    """A database with a table, and the other node as its peer."""
-
-    db: Database
-    sql: Any
-    host: str
-    other: str
-
-    async def peer(self) -> Peer:
-        async with self.db.connection() as connection:
-            found = await peers.find(connection, self.other)
-        assert found is not None
-        return found
-
-    async def rows(self, table: str = "notes") -> list[Any]:
-        return [tuple(row) for row in await self.sql.fetch(f"select * from {table} order by 1")]
-
-    async def table(self, name: str = "notes") -> tables.TrackedTable:
-        async with self.db.connection() as connection:
-            found = await tables.find(connection, name)
-        assert found is not None
-        return found
-
-    async def log(self, key: str) -> list[Any]:
-        """The ops of a key, oldest first: action, host, whether approximate."""
-        rows = await self.sql.fetch(
-            "select action::text, host, approximate from restante.ops join restante.op_hosts h"
-            " on h.id = origin where key = $1 order by ulid, host",
-            f'["{key}"]',
-        )
-        return [tuple(row) for row in rows]
-
-    async def drop_log(self) -> None:
-        """Forget all ops, as trimming does: the floor and the mark say so."""
-        await self.sql.execute(
-            """
-            update restante.op_tables set
-                floor = coalesce((select ulid from restante.ops order by ulid desc limit 1), floor),
-                floor_origin = $1,
-                trimmed = $2
-            """,
-            self.host,
-            str(await self.head()),
-        )
-        await self.sql.execute("delete from restante.ops")
-
-    async def head(self) -> Position:
-        row = await self.sql.fetchrow(
-            "select era, xid, ulid, n from restante.ops"
-            " order by era desc, xid desc, ulid desc, n desc limit 1"
-        )
-        return Position(*row)
-
-    async def has_read(self, position: Position | None) -> None:
-        """Set how far this node has read the other."""
-        text = str(position) if position else ""
-        await self.sql.execute("update restante.op_peers set cursor = $1", text)
-
-
-Hook = Callable[[str], Any]
-
-
-@dataclass
-class Direct:
-    """Calls the server's functions without HTTP; `before` is awaited before each call."""
-
-    server: Node
-    before: list[Hook] = field(default_factory=list[Hook])
-    pages: int = 0
-
-    async def _called(self, what: str) -> Peer:
-        self.pages += 1
-        for hook in self.before:
-            await hook(what)
-        return await self.server.peer()
-
-    async def begin_snapshot(self, _peer: Peer, table: str) -> wire.SnapshotStart:
-        asker = await self._called("begin")
-        request = wire.SnapshotRequest(table)
-        return await snapshot.begin(self.server.db, asker, request, now=clock())
-
-    async def snapshot_page(
-        self, _peer: Peer, request: wire.SnapshotPageRequest
-    ) -> wire.SnapshotPage:
-        asker = await self._called(request.phase)
-        return await snapshot.page(self.server.db, asker, request, now=clock())
-
-    async def snapshot_missing(
-        self, _peer: Peer, request: wire.SnapshotKeysRequest
-    ) -> wire.SnapshotPage:
-        asker = await self._called("missing")
-        return await snapshot.missing(self.server.db, asker, request, now=clock())
-
-
-@asynccontextmanager
-async def node(cluster: str, host: str, other: str) -> AsyncIterator[Node]:
-    async with cloned(cluster) as dsn:
-        db = await Database.open(
-            dsn, pool_size=5, acquire_timeout_seconds=5, statement_timeout_seconds=20
-        )
-        sql = await asyncpg.connect(dsn)
-        async with db.connection() as connection:
-            await tables.identify(connection, host)
-            await peers.add(connection, other, Changes(), now=clock())
-        await sql.execute(NOTES)
-        await capture.track(db, Wanted("public.notes"), host=host, now=clock())
-        yield Node(db, sql, host, other)
-        await sql.close()
-        await db.close()
-
 
 @pytest.fixture
 async def nodes(cluster: str) -> AsyncIterator[tuple[Node, Node]]:
     """A server and a taker, both with an empty table."""
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(node(cluster, SERVER, TAKER))
-        taker = await stack.enter_async_context(node(cluster, TAKER, SERVER))
+        server = await stack.enter_async_context(new_node(cluster, SERVER, TAKER))
+        taker = await stack.enter_async_context(new_node(cluster, TAKER, SERVER))
         yield server, taker
-
-
-async def want(taker: Node, *, is_for_gap: bool = True, table: str = "notes") -> None:
-    async with taker.db.connection() as connection:
-        wanted = [await taker.table(table)]
-        await taking.want(
-            connection, await taker.peer(), wanted, is_for_gap=is_for_gap, now=clock()
-        )
-
-
-async def take(server: Node, taker: Node, *before: Hook, table: str = "notes") -> Direct:
-    """A whole snapshot; before each page a new process takes over."""
-    remote = Direct(server, list(before))
-    await want(taker, table=table)
-    while await Taker(taker.db, remote, taker.host, clock).advance(await taker.peer()):  # type: ignore[arg-type]
-        pass
-    return remote
 
 
 async def conflicts(node: Node) -> list[Any]:
@@ -344,7 +204,7 @@ async def test_records_that_were_loaded_in_a_pause_stay(
     if is_repair:
         async with taker.db.connection() as connection:
             wanted, peer = [await taker.table()], await taker.peer()
-            await taking.want(
+            await progress.want(
                 connection, peer, wanted, is_for_gap=False, is_repair=True, now=clock()
             )
     await take(server, taker)
@@ -607,18 +467,38 @@ async def test_a_snapshot_that_was_aborted_here_does_not_go_on(nodes: tuple[Node
     assert await taker.rows() == []
 
 
+async def test_a_server_that_could_not_see_our_table_has_deleted_nothing_of_it(
+    nodes: tuple[Node, Node],
+):
+    """It has read our log, but without this table, until its operator and ours allowed it."""
+    server, taker = nodes
+    await taker.sql.execute("insert into notes values ('only here')")
+    await taker.drop_log()
+    await taker.sql.execute("insert into notes values ('logged')")
+    await server.has_read(await taker.head())
+    await taker.sql.execute(
+        "update restante.op_peers set shown_later = array(select id from restante.op_tables)"
+    )
+
+    await take(server, taker)
+
+    assert [row[0] for row in await taker.rows()] == ["logged", "only here"]
+
+
 class Hostile(Direct):
     """A server that says anything."""
 
     entry = wire.SnapshotEntry(Raw(b'{"id":"a","body":"x","size":1}'))
     floor = ulids.LOWEST
+    floor_origin = SERVER
 
     async def snapshot_page(
         self, _peer: Peer, request: wire.SnapshotPageRequest
     ) -> wire.SnapshotPage:
         entries = [self.entry] if request.phase == "records" and not request.after else []
         following = "end" if entries else None
-        return wire.SnapshotPage(entries, ulids.text_of(self.floor), SERVER, following)
+        floor = ulids.text_of(self.floor)
+        return wire.SnapshotPage(entries, floor, self.floor_origin, following)
 
 
 def at(moment: datetime) -> str:
@@ -630,8 +510,7 @@ async def told(server: Node, taker: Node, **said: Any) -> None:
     remote = Hostile(server)
     remote.entry = wire.SnapshotEntry(Raw(b'{"id":"a","body":"x","size":1}'), **said)
     await want(taker)
-    while await Taker(taker.db, remote, TAKER, clock).advance(await taker.peer()):  # type: ignore[arg-type]
-        pass
+    await until_taken(taker, remote)
 
 
 @pytest.mark.parametrize(
@@ -698,13 +577,48 @@ async def test_a_floor_that_is_ahead_of_our_clock_is_not_adopted(nodes: tuple[No
     assert (await taker.table()).floor == ulids.LOWEST
 
 
+@pytest.mark.parametrize(
+    ("origin", "adopted"),
+    [
+        ("HTTP://Third.example/", "http://third.example"),
+        (TAKER, TAKER),
+        ("http://fourth.example", SERVER),
+    ],
+    ids=["that it relays", "our own", "that it may not speak for"],
+)
+async def test_the_floor_has_a_host_that_the_server_may_speak_for(
+    nodes: tuple[Node, Node], origin: str, adopted: str
+):
+    server, taker = nodes
+    await taker.sql.execute("update restante.op_peers set relays = '{http://third.example}'")
+    remote = Hostile(server)
+    remote.floor, remote.floor_origin = ulids.lowest_at(datetime.now(UTC)), origin
+    await want(taker)
+
+    await until_taken(taker, remote)
+
+    assert (await taker.table()).floor_origin == adopted
+
+
+@pytest.mark.parametrize("origin", ["", "x" * 256, "a\0b"], ids=["none", "long", "zero"])
+async def test_a_floor_of_an_impossible_host_is_not_adopted(nodes: tuple[Node, Node], origin: str):
+    server, taker = nodes
+    remote = Hostile(server)
+    remote.floor, remote.floor_origin = ulids.lowest_at(datetime.now(UTC)), origin
+    await want(taker)
+
+    with pytest.raises(PeerUnreachable, match="host of the floor"):
+        await until_taken(taker, remote)
+
+    assert (await taker.table()).floor == ulids.LOWEST
+
+
 async def test_records_that_cannot_be_taken_are_counted(nodes: tuple[Node, Node]):
     server, taker = nodes
     remote = Hostile(server)
     remote.entry = wire.SnapshotEntry(Raw(b'{"body":"without a key"}'))
     await want(taker)
-    while await Taker(taker.db, remote, TAKER, clock).advance(await taker.peer()):  # type: ignore[arg-type]
-        pass
+    await until_taken(taker, remote)
 
     assert await taker.sql.fetchval("select refused from restante.op_peers") == 1
 
@@ -735,7 +649,7 @@ async def test_tables_that_others_refer_to_come_first(nodes: tuple[Node, Node]):
         await capture.track(one.db, Wanted("public.lines"), host=None, now=clock())
     await server.sql.execute("insert into notes values ('a', 'x')")
     await server.sql.execute("insert into lines values ('1', 'a')")
-    await want(taker, table="lines")
+    await want(taker, "lines")
 
     await take(server, taker)
 

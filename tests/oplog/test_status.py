@@ -171,6 +171,15 @@ def test_a_restart_of_the_statistics_does_not_count_backwards():
     assert status._grown({1: 100, 2: 50, 3: 7}, {1: 110, 2: 5, 4: 3}) == 10 + 5 + 3
 
 
+async def test_what_was_refused_is_known_by_its_reason(db: Database):
+    async with db.connection() as connection:
+        await add_peer(connection, "https://b.example", refused_by='{"time": 2}')
+
+    (peer,) = (await status.look(db, now=NOW)).peers
+
+    assert peer.refused_by == {"time": 2}
+
+
 def described(*columns: str, key: str = "id") -> NodeDescription:
     table = TableDescription(
         name="pages",

@@ -21,6 +21,7 @@ from restante.wire.oplog_digests import (
     RECORDS_PATH,
     TABLES_PATH,
     KeyDifference,
+    ResyncReport,
     VerifyReport,
 )
 
@@ -50,12 +51,13 @@ async def compared(a: Member, b: Member, **limits: Any) -> VerifyReport:
         )
 
 
-async def resynced(db: Database, a: Member, b: Member, table: str = "notes") -> None:
+async def resynced(db: Database, a: Member, b: Member, table: str = "notes") -> ResyncReport:
     async with db.connection() as connection:
         peer = await peers.find(connection, b.url)
     assert peer is not None
     async with Remote.opened(own_host=a.url, clock=clock) as remote:
-        await Resync(db, remote, peer, a.url, clock, print).run(table)
+        limits = Limits(wait_seconds=1)
+        return await Resync(db, remote, peer, a.url, clock, print).run(table, limits)
 
 
 async def test_nodes_in_step_are_equal_while_one_of_them_writes(cluster: str, tmp_path: Path):
@@ -123,9 +125,38 @@ async def test_a_newer_change_of_this_node_survives_a_resync(cluster: str, tmp_p
         await until(lambda: a.sql.fetchval("select count(*) = 300 from notes"))
         await a.sql.execute("update notes set body = 'newer' where id = '9'")
 
-        await resynced(a.db, a, b)
+        report = await resynced(a.db, a, b)
 
         assert await a.sql.fetchval("select body from notes where id = '9'") == "newer"
+        assert report.status == "incomplete"
+        assert [(one.key, one.what) for one in report.keys] == [('["9"]', "different")]
+        assert f"UTC by {a.url}" in report.keys[0].reason
+
+
+async def test_a_resync_says_what_it_had_to_refuse_or_park(cluster: str, tmp_path: Path):
+    """A record of a host that the peer may not speak for, and one that breaks a constraint."""
+    async with mesh(cluster, tmp_path, 2) as (a, b):
+        await reads(a, b, relays=frozenset({"http://only.example"}))
+        await b.sql.execute(
+            "insert into notes values ('5', 'good'), ('6', 'foreign'), ('7', 'bad')"
+        )
+        await until(lambda: a.sql.fetchval("select count(*) = 3 from notes"))
+        foreign = await b.sql.fetchval(
+            "insert into restante.op_hosts (host) values ('http://third.example') returning id"
+        )
+        await b.sql.execute("update restante.ops set origin = $1 where key = '[\"6\"]'", foreign)
+        await a.sql.execute(UNSEEN)
+        await a.sql.execute("delete from notes")
+        await a.sql.execute("alter table notes add check (body <> 'bad')")
+
+        report = await resynced(a.db, a, b)
+
+        assert (report.status, report.refused) == ("incomplete", 1)
+        assert [(one.key, one.what) for one in report.keys] == [
+            ('["6"]', "missing_here"),
+            ('["7"]', "missing_here"),
+        ]
+        assert "parked here" in report.keys[1].reason
 
 
 @pytest.mark.parametrize("path", [TABLES_PATH, DIGEST_PATH, RECORDS_PATH])

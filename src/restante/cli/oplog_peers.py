@@ -25,9 +25,62 @@ else:
 
 Result = TypeVar("Result")
 Url = Annotated[str, Parameter(help="The address of the other node, such as https://b.example.")]
-Names = Annotated[list[str] | None, Parameter(negative=())]
-Limit = Annotated[int | None, Parameter(validator=Number(gte=1))]
-Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
+Token = Annotated[
+    str | None,
+    Parameter(
+        help="The token that this node shows to the peer, as the peer's node has printed it."
+    ),
+]
+Invite = Annotated[
+    str | None,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="The admin token of the other node: adds each node at the other. `-` reads it from "
+        "standard input.",
+    ),
+]
+Tables = Annotated[
+    list[str] | None,
+    Parameter(
+        negative=(),
+        help="The tables that the peer may see and send, repeated or separated by commas; `*`: "
+        "all. [default: all]",
+    ),
+]
+Relays = Annotated[
+    list[str] | None,
+    Parameter(
+        negative=(),
+        help="The hosts whose ops the peer may pass on, beside its own; `*`: any. [default: any]",
+    ),
+]
+MaxOps = Annotated[
+    int | None,
+    Parameter(
+        validator=Number(gte=1),
+        help="How many ops are exchanged with the peer in a minute. [default: no limit]",
+    ),
+]
+MaxBytes = Annotated[
+    int | None,
+    Parameter(validator=Number(gte=1), help="The same in bytes. [default: no limit]"),
+]
+EvictAfterDays = Annotated[
+    float | None,
+    Parameter(
+        validator=Number(gte=0, lte=3650),
+        help="If the peer reads nothing for so many days, ops go although it has not read them, "
+        "and it takes a snapshot when it comes back; 0: never. [default: never]",
+    ),
+]
+NewToken = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        show_default=False,
+        help="Replace the token that the peer shows to this node, and print the new one.",
+    ),
+]
 AsJson = Annotated[bool, Parameter(help="Print JSON.", negative=(), show_default=False)]
 Flags = Annotated[PeerFlags | None, Parameter(name="*")]
 
@@ -51,14 +104,14 @@ def add(
     url: Url,
     /,
     *,
-    token: str | None = None,
-    invite: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
-    tables: Names = None,
-    relays: Names = None,
-    max_ops_per_minute: Limit = None,
-    max_bytes_per_minute: Limit = None,
-    evict_after_days: Annotated[float | None, Parameter(validator=Number(gte=0, lte=3650))] = None,
-    new_token: Switch = False,
+    token: Token = None,
+    invite: Invite = None,
+    tables: Tables = None,
+    relays: Relays = None,
+    max_ops_per_minute: MaxOps = None,
+    max_bytes_per_minute: MaxBytes = None,
+    evict_after_days: EvictAfterDays = None,
+    new_token: NewToken = False,
     json: AsJson = False,
     flags: Flags = None,
 ) -> None:
@@ -84,28 +137,6 @@ def add(
     restante oplog peers add https://b.example --token TOKEN_FROM_B
 
     Example: restante oplog peers add https://b.example --tables pages
-
-    Parameters
-    ----------
-    token
-        The token that this node shows to the peer, as the peer's node has printed it.
-    invite
-        The admin token of the other node: adds each node at the other. `-` reads it from standard
-        input.
-    tables
-        The tables that the peer may see and send, repeated or separated by commas; `*`: all.
-        [default: all]
-    relays
-        The hosts whose ops the peer may pass on, beside its own; `*`: any. [default: any]
-    max_ops_per_minute
-        How many ops are exchanged with the peer in a minute. [default: no limit]
-    max_bytes_per_minute
-        The same in bytes. [default: no limit]
-    evict_after_days
-        If the peer reads nothing for so many days, ops go although it has not read them, and it
-        takes a snapshot when it comes back; 0: never. [default: never]
-    new_token
-        Replace the token that the peer shows to this node, and print the new one.
     """
     from restante.oplog.peers import Changes
 
@@ -120,15 +151,21 @@ def add(
         evict_after_days=evict_after_days,
         renews_token=new_token,
     )
-    if invite is None:
-        added = _run(flags, lambda db, own, now: _added(db, own, url, changes, now))
-    else:
-        secret = sys.stdin.readline().strip() if invite == STANDARD_INPUT else invite
-        added = _run(flags, lambda db, own, now: _joined(db, own, url, secret, changes, now))
+    added = _run(flags, _adding(url, changes, invite))
     if json:
         print(json_text(added, indent=2))
     else:
         _print_added(added, is_joined=invite is not None)
+
+
+def _adding(
+    url: str, changes: "Changes", invite: str | None
+) -> "Callable[[Database, str | None, datetime], Awaitable[PeerAdded]]":
+    """How the peer is added: here alone, or at both nodes."""
+    if invite is None:
+        return lambda db, own, now: _added(db, own, url, changes, now)
+    secret = sys.stdin.readline().strip() if invite == STANDARD_INPUT else invite
+    return lambda db, own, now: _joined(db, own, url, secret, changes, now)
 
 
 def list_(*, json: AsJson = False, flags: Flags = None) -> None:

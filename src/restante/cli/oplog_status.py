@@ -34,6 +34,10 @@ _MAX_FAILURE = 160
 _SHOWN_SKEW_SECONDS = 1.0
 _SHOWN_HORIZON_SECONDS = 5.0
 _SHOWN_CLOCK_SECONDS = 1.0
+# What peers do with changes that are further ahead.
+_PARKED_AHEAD_SECONDS = 300.0
+_REFUSED_AHEAD_SECONDS = 86_400.0
+_STEPS = '"A clock that was far ahead" in docs/operations.md has the steps.'
 
 
 def register(app: App) -> None:
@@ -183,11 +187,6 @@ def _of_node(found: OplogStatus) -> Iterator[str]:
             f"Newer changes wait for a transaction of {shown_seconds(holder.seconds)}: {who}, "
             f"{printable(holder.who)}, {holder.state}{began}."
         )
-    if found.clock_ahead_seconds > _SHOWN_CLOCK_SECONDS:
-        yield (
-            f"The clock of the log is {shown_seconds(found.clock_ahead_seconds)} ahead: a node has "
-            "a wrong clock, or had."
-        )
     if kept := found.kept:
         yield (
             f"Beside the log: {kept.parked} parked changes ({shown_bytes(kept.parked_bytes)}), "
@@ -195,6 +194,21 @@ def _of_node(found: OplogStatus) -> Iterator[str]:
             f"{kept.snapshots_served} being served, {kept.unsettled_deletes} deletes to settle, "
             f"{kept.hosts} hosts."
         )
+    yield from _of_clock(found.clock_ahead_seconds)
+
+
+def _of_clock(ahead_seconds: float) -> Iterator[str]:
+    if ahead_seconds <= _SHOWN_CLOCK_SECONDS:
+        return
+    effect = ""
+    if ahead_seconds > _REFUSED_AHEAD_SECONDS:
+        effect = f" Peers refuse the changes of this node. {_STEPS}"
+    elif ahead_seconds > _PARKED_AHEAD_SECONDS:
+        effect = f" Peers park the changes of this node until their time has come. {_STEPS}"
+    yield (
+        f"The clock of the log is {shown_seconds(ahead_seconds)} ahead: a node has "
+        f"a wrong clock, or had.{effect}"
+    )
 
 
 def _of_tables(found: OplogStatus) -> Iterator[str]:
@@ -226,6 +240,11 @@ def _of_peer(peer: PeerStatus, *, now: datetime) -> Iterator[str]:
     if any(counts.values()):
         listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         yield f"Of {peer.host} so far: {listed}."
+    if refused := peer.refused_by.get("time"):
+        yield (
+            f"Of {peer.host}, {refused} changes were refused because their time is more than a day "
+            f"ahead, or before 2024: a clock is wrong, or was. {_STEPS}"
+        )
     for sentence in peer.schema_differences[:_SHOWN_DIFFERENCES]:
         yield f"{peer.host}: {printable(sentence)}"
 

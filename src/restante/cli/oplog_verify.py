@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TextC
 from restante.cli.flags import DATABASE, flags_for, operator_for
 from restante.cli.output import Console, json_text
 from restante.errors import BadRequest, PeerUnreachable
-from restante.wire.oplog_digests import TableReport, VerifyReport
+from restante.wire.oplog_digests import ResyncReport, TableReport, VerifyReport
 
 if TYPE_CHECKING:
     from restante.database.pool import Database
@@ -89,15 +89,18 @@ def resync(
     table: str,
     /,
     *,
+    wait_seconds: float = 60.0,
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     flags: Annotated[VerifyFlags | None, Parameter(name="*")] = None,
 ) -> None:
     """
-    Repair one table from a peer, by a snapshot of it.
+    Repair one table from a peer, by a snapshot of it, and list the keys that still differ.
 
     Records that differ become the peer's, and records that it lacks are deleted, unless this node
     has changed them later. What loses is in `restante oplog conflicts`. An interrupted snapshot
     goes on by itself, or with the same command.
+
+    Exit codes: 0 the table is equal to the peer's; 3 it is not; 1 the resync failed.
 
     Example: restante oplog resync https://b.example pages
 
@@ -107,18 +110,24 @@ def resync(
         The address of the peer.
     table
         The table.
+    wait_seconds
+        How long to wait for changes that are on their way.
     json
         Print JSON.
     """
-    asyncio.run(_resync(peer, table, flags, quiet=json))
+    report = asyncio.run(_resync(peer, table, wait_seconds, flags, quiet=json))
     if json:
-        print(json_text({"peer": peer, "table": table, "status": "complete"}, indent=2))
+        print(json_text(report, indent=2))
     else:
-        print(f"{table} was taken from {peer}; `restante oplog conflicts` lists what may be lost.")
+        _show_resync(Console(), report)
+    sys.exit(0 if report.status == "complete" else DIFFERS)
 
 
-async def _resync(url: str, table: str, flags: Any, *, quiet: bool) -> None:
+async def _resync(
+    url: str, table: str, wait_seconds: float, flags: Any, *, quiet: bool
+) -> ResyncReport:
     from restante.oplog import tables
+    from restante.oplog.verifying.comparison import Limits
     from restante.oplog.verifying.resync import Resync
 
     console = Console(stderr=True, quiet=quiet)
@@ -126,14 +135,14 @@ async def _resync(url: str, table: str, flags: Any, *, quiet: bool) -> None:
         async with db.connection() as connection:
             own_host = await tables.own_host(connection)
         with console.status(f"{table}: waiting") as shown:
-            await Resync(
+            return await Resync(
                 db,
                 remote,
                 peer,
                 own_host,
                 lambda: datetime.now(UTC),
                 lambda phase, records: shown.update(f"{table}: {phase}, {records} so far"),
-            ).run(table)
+            ).run(table, Limits(wait_seconds=wait_seconds))
 
 
 def _exit_code(report: VerifyReport) -> int:
@@ -235,6 +244,30 @@ def show(console: Console, report: VerifyReport) -> None:
         console.print(
             "`restante oplog parked list` shows changes that could not be applied; `restante oplog "
             f"resync {report.peer} TABLE` takes the peer's records."
+        )
+
+
+def _show_resync(console: Console, report: ResyncReport) -> None:
+    for line in _resync_lines(report):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _resync_lines(report: ResyncReport) -> Iterator[str]:
+    lost = "`restante oplog conflicts` lists what may be lost."
+    if report.status == "complete":
+        yield f"{report.table} is equal to {report.peer}'s now; {lost}"
+    else:
+        yield f"{report.table} was taken from {report.peer}, and is not equal to it; {lost}"
+    if report.reason:
+        yield report.reason
+    for one in report.keys:
+        yield f"    {_SHOWN[one.what]:13} {one.key}  {one.reason}"
+    if report.more_ranges:
+        yield f"    and more keys, in {report.more_ranges} ranges"
+    if report.refused:
+        yield (
+            f"Refused meanwhile: {_records(report.refused)} of the peer. The log of the server "
+            "names the reasons (`ops_refused`)."
         )
 
 

@@ -196,9 +196,12 @@ create table chosen_retention (
 -- The hybrid clock: milliseconds << 15 | counter of the last ULID.  Sequences are not rolled back, and
 -- nobody waits for the end of a transaction to read them.
 create sequence op_clock as bigint minvalue 0 start 0;
+-- Where the clock was when it was last set under its lock.  The next 256 ticks are taken without it.
+create sequence op_clock_mark as bigint minvalue 0 start 0;
 -- Transaction ids start over after a restore or a promotion: then a new era begins, in microseconds.
 create sequence op_era as bigint minvalue 0 start 0;
-create sequence op_era_key as bigint minvalue 0 start 0;
+-- The key is unlogged, so that Postgres resets it after a crash, which may undo commits that did not wait.
+create unlogged sequence op_era_key as bigint minvalue 0 start 0;
 -- Who sets the clock or the era holds one of these: a lock that needs rights, unlike an advisory one.
 create table op_clock_lock ();
 create table op_era_lock ();
@@ -216,7 +219,8 @@ create table op_node (
     limits      json        not null default '{}',  -- of the log, as the last server that started has them
     alive_at    timestamptz,  -- when a server last noted the time
     jumped_at   timestamptz,  -- when it found the clock far ahead of that, or behind it
-    jumped_from timestamptz
+    jumped_from timestamptz,
+    named_at    timestamptz not null default clock_timestamp()
 );
 
 -- The tracked tables.
@@ -246,6 +250,9 @@ create table op_tables (
     unique (schema_name, table_name)
 );
 
+-- A check in the table would cost every captured statement a tenth.
+create type op_action as enum ('c', 'u', 'd');
+
 -- One row per changed record.  A partition per table, and below it one per range of arrival, so that
 -- one table's retention gives its disk back.  Position: (era, xid, ulid, n).
 create table ops (
@@ -256,7 +263,7 @@ create table ops (
     ulid        uuid        not null,
     n           integer     not null,
     origin      integer     not null,
-    action      "char"      not null check (action in ('c', 'u', 'd')),
+    action      op_action   not null,
     approximate boolean     not null default false,
     key_hash    bigint      not null,
     old_hash    bigint,
@@ -274,6 +281,7 @@ create table op_peers (
     token_hash          bytea       unique check (octet_length(token_hash) = 32),
     token               text,
     tables              text[],
+    shown_later         integer[]   not null default '{}',  -- it has read us before it could see them
     relays              text[],
     max_ops_per_minute  integer     check (max_ops_per_minute > 0),
     max_bytes_per_minute bigint     check (max_bytes_per_minute > 0),
@@ -299,6 +307,7 @@ create table op_peers (
     superseded          bigint      not null default 0,
     parked              bigint      not null default 0,
     refused             bigint      not null default 0,
+    refused_by          jsonb       not null default '{}',
     conflicts           bigint      not null default 0,
     served              text        not null default '' collate "C",
     page_ends           text[]      not null default '{}',
@@ -369,6 +378,7 @@ create table op_snapshots (
     is_repair      boolean     not null default false,
     is_new         boolean     not null default false,  -- nothing of the table was read from the peer before
     read_to        text        collate "C",  -- from there on the log was read without the table
+    has_unlogged   boolean     not null default false,  -- the server, and we have not read that
     after          text        not null default '',
     start          text        not null default '' collate "C",
     host           text        not null default '',
@@ -404,7 +414,8 @@ create table op_unsettled (
 );
 
 -- The first of so many ticks of the clock.  The lock ends with the block, because its exception rolls
--- back a savepoint; the sequence is not rolled back.
+-- back a savepoint; the sequence is not rolled back.  Capture takes single ticks without the lock: no such
+-- tick is above the mark plus 256, and the mark is moved after the clock.
 -- Expressions without a query, because Postgres evaluates those much faster.
 create function op_tick(ticks integer, at_least bigint default 0) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -415,8 +426,12 @@ declare
 begin
     begin
         lock table restante.op_clock_lock in exclusive mode;
-        last := coalesce(pg_sequence_last_value('restante.op_clock'::regclass), 0);
+        last := greatest(
+            pg_sequence_last_value('restante.op_clock'::regclass),
+            pg_sequence_last_value('restante.op_clock_mark'::regclass) + 256
+        );
         last := setval('restante.op_clock'::regclass, greatest(last + 1, now_ticks) + ticks - 1);
+        perform setval('restante.op_clock_mark'::regclass, last);
         raise exception using errcode = 'RS001';
     exception when sqlstate 'RS001' then
         null;
@@ -427,13 +442,26 @@ $$;
 
 -- The era, a new one if the timeline or the start of the postmaster have changed.  Two clusters do not
 -- start in the same microsecond, so that their identifiers need not be read from a file each time.
+-- These are the same as long as a session lasts that writes, and Postgres evaluates an immutable function
+-- once per plan.  Which start of which cluster this is: two such have different hashes.
+create function op_session_cluster() returns bigint
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select hashint8extended(
+        (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint,
+        ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
+    ) & 9223372036854775807
+$$;
+
+-- What tells two nodes apart that have the same tick; sessions of one node never have.
+create function op_session_tail() returns text
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select right(replace(gen_random_uuid()::text, '-', ''), 16)
+$$;
+
 create function op_current_era() returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    key constant bigint := hashint8extended(
-        (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint,
-        ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
-    ) & 9223372036854775807;
+    key constant bigint := restante.op_session_cluster();
 begin
     if pg_sequence_last_value('restante.op_era_key'::regclass) is distinct from key then
         begin
@@ -474,9 +502,7 @@ $$;
 
 create function op_ulid(tick bigint, tail text) returns uuid
 language sql immutable as $$
-    select (
-        lpad(to_hex(tick >> 15), 12, '0') || lpad(to_hex((tick & 32767) << 1), 4, '0') || tail
-    )::uuid
+    select (lpad(to_hex(tick << 1), 16, '0') || tail)::uuid
 $$;
 
 -- What `ops.old_hash` is.  A type without a hash function is hashed as text.
@@ -489,11 +515,19 @@ exception when undefined_function then
 end
 $$;
 
--- Names and types of the columns, in any order: those of partitions differ.
+-- Which table, and names and types of its columns, in any order: those of partitions differ.
 create function op_shape(relation oid) returns bigint
 language sql stable set search_path = pg_catalog, pg_temp as $$
-    select bit_xor(hashtextextended(attname::text, atttypid::bigint))
+    select coalesce(bit_xor(hashtextextended(attname::text, atttypid::bigint)), 0) # relation::bigint
       from pg_attribute where attrelid = relation and attnum > 0 and not attisdropped
+$$;
+
+-- The same when the statement was planned, which saves a query per statement.  For statements that read a
+-- transition table of the relation or of a partition: every change of its columns makes Postgres plan them
+-- again.
+create function op_planned_shape(relation oid) returns bigint
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select restante.op_shape(relation)
 $$;
 
 -- The key of a tracked table as its columns are named now.

@@ -40,6 +40,7 @@ class Peer:
     id: int
     host: str  # its address, normalised
     tables: frozenset[str] | None = None  # it may see and send these; None: all
+    shown_later: frozenset[int] = frozenset()  # tables that it has not read, because it might not
     relays: frozenset[str] | None = None  # hosts whose ops it may pass on; None: any
     token: str | None = None  # what we show to it
     has_token: bool = False  # whether it has one to show to us
@@ -289,6 +290,7 @@ def _peer(row: Row) -> Peer:
     return replace(
         peer,
         tables=None if peer.tables is None else frozenset(peer.tables),
+        shown_later=frozenset(peer.shown_later),
         relays=None if peer.relays is None else frozenset(peer.relays),
     )
 

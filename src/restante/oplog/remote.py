@@ -10,8 +10,8 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import datetime
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -29,9 +29,9 @@ from aiohttp import (
     ServerDisconnectedError,
     TCPConnector,
 )
-from msgspec import Raw
 
 from restante.errors import PeerUnreachable, SnapshotGone
+from restante.oplog import answers
 from restante.text import printable
 from restante.wire import oplog as wire
 
@@ -39,10 +39,6 @@ T = TypeVar("T")
 
 # A page has 64 MiB at most, and a single record may exceed that a little.
 MAX_BODY_BYTES = 80 * 1024 * 1024
-# What a page may hold; ours and those of the existing program have less.
-_MAX_OPS = 20_000
-_MAX_RECORDS = 1_000_000
-_MAX_VALUES = 10_000_000
 _MAX_PROBLEM_BYTES = 16 * 1024
 _MAX_SENTENCE = 200
 
@@ -59,9 +55,6 @@ _PUSH = "/internal/crud/push"
 _SNAPSHOT = "/internal/oplog/snapshot"
 _SNAPSHOT_PAGE = "/internal/oplog/snapshot/page"
 _SNAPSHOT_MISSING = "/internal/oplog/snapshot/missing"
-
-_OPS = msgspec.json.Decoder(list[wire.Op])
-_OP = msgspec.json.Decoder(wire.Op)
 
 
 class Address(Protocol):
@@ -112,6 +105,7 @@ class Page:
     next_position: str = ""
     cursor_on_you: str | None = None
     gap_tables: list[str] = field(default_factory=list[str])
+    new_tables: list[str] = field(default_factory=list[str])  # we could not see them before
     has_gap: bool = False  # in the older protocol
     available_min_ulid: str = ""
     last_scanned_ulid: str = ""
@@ -160,9 +154,9 @@ class Remote:
         """Ask for a page of the log; raises PeerUnreachable, and then nothing of it counts."""
         call = _Call("GET", _SWEEP, ask.query(), wait_seconds=ask.wait_seconds)
         async with self._called(peer, call) as answer:
-            skew_seconds = _skew_seconds(answer.headers, self._clock())
+            skew_seconds = answers.skew_seconds(answer.headers, self._clock())
             body = await _body(answer)
-        ops, unreadable = _ops(body)
+        ops, unreadable = await answers.in_thread_if_large(answers.ops, body)
         said = answer.headers
         return Page(
             ops=ops,
@@ -172,7 +166,8 @@ class Remote:
             host=said.get(wire.NODE_HOST, ""),
             next_position=said.get(wire.NEXT_POSITION, ""),
             cursor_on_you=said.get(wire.CURSOR_ON_YOU),
-            gap_tables=_gap_tables(said),
+            gap_tables=answers.tables_of(said, wire.GAP_TABLES),
+            new_tables=answers.tables_of(said, wire.NEW_TABLES),
             has_gap=said.get(wire.RETENTION_GAP, "").lower() == "true",
             available_min_ulid=said.get(wire.AVAILABLE_MIN_ULID, ""),
             last_scanned_ulid=said.get(wire.LAST_SCANNED_ULID, ""),
@@ -194,18 +189,28 @@ class Remote:
         self, peer: Address, request: wire.SnapshotPageRequest
     ) -> wire.SnapshotPage:
         """The next page; raises SnapshotGone if it must begin again, and PeerUnreachable."""
-        return await self.asked(peer, _SNAPSHOT_PAGE, request, wire.SnapshotPage)
+        return await self._snapshot_answer(peer, _SNAPSHOT_PAGE, request)
 
     async def snapshot_missing(
         self, peer: Address, request: wire.SnapshotKeysRequest
     ) -> wire.SnapshotPage:
         """Those of the keys that the peer has no record of; raises as `snapshot_page` does."""
-        return await self.asked(peer, _SNAPSHOT_MISSING, request, wire.SnapshotPage)
+        return await self._snapshot_answer(peer, _SNAPSHOT_MISSING, request)
 
     async def asked(self, peer: Address, path: str, request: object, shape: type[T]) -> T:
         """The answer to a POST, as JSON; raises PeerUnreachable, or SnapshotGone."""
+        body = await self._answer(peer, path, request)
+        return await answers.in_thread_if_large(partial(answers.decoded, shape=shape), body)
+
+    async def _snapshot_answer(
+        self, peer: Address, path: str, request: object
+    ) -> wire.SnapshotPage:
+        body = await self._answer(peer, path, request)
+        return await answers.in_thread_if_large(answers.snapshot_page, body)
+
+    async def _answer(self, peer: Address, path: str, request: object) -> bytes:
         async with self._posted(peer, path, request) as answer:
-            return _decoded(await _body(answer), shape)
+            return await _body(answer)
 
     def _posted(
         self, peer: Address, path: str, request: object
@@ -296,80 +301,6 @@ def is_about_all(error: PeerUnreachable) -> bool:
     if isinstance(error.__cause__, ClientConnectorError | ConnectionTimeoutError):
         return True
     return error.facts.get("status") in (401, 403, _TOO_MANY)
-
-
-def _ops(body: bytes) -> tuple[list[wire.Op], int]:
-    """
-    The ops, and how many have another shape; raises PeerUnreachable if it is no array.
-
-    Values are counted before they are decoded: a page of commas would take gigabytes.
-    """
-    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > _MAX_VALUES:
-        raise PeerUnreachable(f"Its answer has more than {_MAX_VALUES} values.")
-    ops, unreadable = _readable(body)
-    if len(ops) + unreadable > _MAX_OPS or sum(len(op.data) for op in ops) > _MAX_RECORDS:
-        raise PeerUnreachable(
-            f"Its answer has more than {_MAX_OPS} ops, or more than {_MAX_RECORDS} records."
-        )
-    for op in ops:
-        op.data = [_unquoted(record) for record in op.data]
-    return ops, unreadable
-
-
-def _unquoted(record: Raw) -> Raw:
-    """A record that is JSON to Postgres only travels as a string."""
-    if not bytes(record).startswith(b'"'):
-        return record
-    return Raw(msgspec.json.decode(record, type=str).encode())
-
-
-def _readable(body: bytes) -> tuple[list[wire.Op], int]:
-    try:
-        return _OPS.decode(body), 0
-    except (msgspec.ValidationError, UnicodeDecodeError, RecursionError):
-        pass  # one of them is to blame
-    except msgspec.DecodeError as error:
-        raise _not_json() from error
-    readable = list[wire.Op]()
-    raw = _decoded(body, list[Raw])
-    for one in raw:
-        try:
-            readable.append(_OP.decode(one))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-    return readable, len(raw) - len(readable)
-
-
-def _decoded(body: bytes, shape: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=shape)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_json() from error
-
-
-def _not_json() -> PeerUnreachable:
-    return PeerUnreachable("Its answer is not the JSON that was asked for, or breaks off.")
-
-
-def _gap_tables(said: Mapping[str, str]) -> list[str]:
-    """Raises PeerUnreachable rather than overlook a gap."""
-    text = said.get(wire.GAP_TABLES)
-    return _decoded(text.encode(), list[str]) if text else []
-
-
-def _skew_seconds(said: Mapping[str, str], now: datetime) -> float | None:
-    """How far the peer's clock was ahead when its answer began to arrive."""
-    try:
-        if milliseconds := said.get(wire.SERVER_TIME):
-            return (
-                datetime.fromtimestamp(int(milliseconds) / 1000, UTC).timestamp() - now.timestamp()
-            )
-        if date := said.get("Date"):
-            # It has whole seconds, so on average half of one is missing.
-            return parsedate_to_datetime(date).timestamp() + 0.5 - now.timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
-    return None
 
 
 def _reason(error: Exception) -> str:

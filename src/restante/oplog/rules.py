@@ -32,6 +32,24 @@ OLDEST = Version(ulids.LOWEST, "")
 
 
 @dataclass(frozen=True, slots=True)
+class OwnName:
+    """
+    The name of this node, and from when on all changes in this name are in its log.
+
+    Earlier ones may have been lost with a restore: then only the peers have them.  What a peer has
+    taken from us without a version is in our name too; it is approximate.
+    """
+
+    host: str
+    since: UUID = ulids.LOWEST
+
+    def is_claimed(self, version: Version, *, is_approximate: bool, unlogged: UUID) -> bool:
+        """Whether a change is in our name, and we must have it if it is real."""
+        is_ours = version.origin == self.host and not is_approximate
+        return is_ours and version.ulid >= max(self.since, unlogged)
+
+
+@dataclass(frozen=True, slots=True)
 class Newest:
     """The newest op of a key in a log."""
 
@@ -58,6 +76,7 @@ class Incoming:
     is_approximate: bool = False
     is_newest_there: bool = True  # whether it is still the newest of its key at the sender
     has_read_us: bool = False  # the sender's cursor on us is at or above our trimmed mark
+    is_claimed: bool = False  # it is in our name, and of a time of which we know all that we made
 
 
 class Verdict(StrEnum):
@@ -68,6 +87,7 @@ class Verdict(StrEnum):
     REPORT = "report"  # it lost against an approximate version: goes to the conflict log
     SKIP = "skip"  # the pull, or a newer op of the same page, brings what counts
     WAIT = "wait"  # the sender must take its snapshot of us first
+    REFUSE = "own_name"  # it is in our name, and we did not make it
     PARK_FUTURE = "future"  # its clock is too far ahead
     PARK_FLOOR = "below_floor"  # the sender cannot vouch for it
 
@@ -78,6 +98,9 @@ def judge(incoming: Incoming, newest: Newest | None, *, floor: UUID, now: dateti
 
     `floor` is the largest ULID ever dropped from the log of the table.
     """
+    if incoming.is_claimed and (newest is None or incoming.version > newest.version):
+        # If it were ours, it would be in the log, or have been dropped from it.
+        return Verdict.REFUSE if incoming.version.ulid > floor else Verdict.SKIP
     if incoming.channel is not Channel.RETRY and is_ahead(incoming.version.ulid, now=now):
         return Verdict.PARK_FUTURE
     if newest is not None:
@@ -137,6 +160,7 @@ class SnapshotSides:
     is_first: bool  # the server has not read the table since changes of it were not logged
     has_read_us: bool  # its cursor on us is at or above our trimmed mark
     is_repair: bool = False  # an operator trusts the server's records
+    has_unlogged: bool = False  # the server has changes without ops, which we have not read
 
 
 class Outcome(StrEnum):
@@ -163,12 +187,17 @@ _KEEP = SnapshotVerdict(Outcome.KEEP)
 
 def judge_snapshot(pair: SnapshotPair, sides: SnapshotSides) -> SnapshotVerdict:
     """Decide about one key of a snapshot, with the key locked."""
+    verdict = _judge_snapshot(pair, sides)
+    if sides.is_repair and pair.own and verdict.outcome is Outcome.KEEP and not pair.is_same:
+        return _repair(pair.server, pair.own, sides) or verdict
+    return verdict
+
+
+def _judge_snapshot(pair: SnapshotPair, sides: SnapshotSides) -> SnapshotVerdict:
     if pair.server is None:
         return _without_server_op(pair, sides)
     if pair.own is None:
         return _without_own_op(pair, pair.server, sides)
-    if sides.is_repair and _is_changed_unseen(pair, pair.server, pair.own):
-        return SnapshotVerdict(Outcome.TAKE)
     if pair.server.version <= pair.own.version:
         return SnapshotVerdict(Outcome.KEEP, reports=pair.own.is_approximate and not pair.is_same)
     if pair.server.is_approximate and not pair.is_same:
@@ -177,10 +206,21 @@ def judge_snapshot(pair: SnapshotPair, sides: SnapshotSides) -> SnapshotVerdict:
     return _take(pair, sides)
 
 
-def _is_changed_unseen(pair: SnapshotPair, server: Newest, own: Newest) -> bool:
-    """One of the records was changed behind the log; nobody else has to hear of the repair."""
-    is_exact = not (server.is_approximate or own.is_approximate)
-    return server.version == own.version and is_exact and not pair.is_same
+def _repair(server: Newest | None, own: Newest, sides: SnapshotSides) -> SnapshotVerdict | None:
+    """
+    Take the server's record although our version is not older; None if ours is surely newer.
+
+    With the same version, one of the records was changed behind the log, and nobody else has to
+    hear of the repair.  Otherwise nobody knows which is newer, and all take the server's.
+    """
+    is_exact = not own.is_approximate
+    theirs = server.version if server else Version(sides.server_floor, sides.server)
+    if is_exact and own.version > theirs:
+        return None
+    if is_exact and server and not server.is_approximate and own.version == theirs:
+        return SnapshotVerdict(Outcome.TAKE)
+    newer = Version(ulids.following(max(own.version, theirs).ulid), sides.taker)
+    return SnapshotVerdict(Outcome.TAKE, newer, is_approximate=True, reports=True)
 
 
 def _without_own_op(pair: SnapshotPair, server: Newest, sides: SnapshotSides) -> SnapshotVerdict:
@@ -213,7 +253,9 @@ def _both_unsure(pair: SnapshotPair, sides: SnapshotSides) -> SnapshotVerdict:
     if pair.is_same and (pair.server_has_record or pair.own.is_delete):
         return _take(pair, sides)
     if sides.has_read_us and pair.is_unsent_on_server_record:
-        return _reissue(pair, sides)
+        # The record may have come here anew, or have been deleted there without an op.
+        may_revive = sides.has_unlogged and not pair.server_has_record and not pair.is_same
+        return replace(_reissue(pair, sides), reports=may_revive)
     if sides.is_first and pair.server is None and not pair.server_has_record:
         # More likely it never had the record than that it had it from others and deleted it.
         return replace(_reissue(pair, sides), reports=True)

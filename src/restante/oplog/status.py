@@ -98,6 +98,7 @@ async def _peer(connection: Connection, row: Row, *, now: datetime) -> PeerStatu
         same["eviction"] = _eviction.decode(row["eviction"])
     visible = row["tables"]
     waiting = await waiting_for(connection, visible, row["confirmed"], now=now)
+    same["refused_by"] = msgspec.json.decode(row["refused_by"], type=dict[str, int])
     return PeerStatus(**same, behind=behind, waiting=waiting)
 
 

@@ -27,7 +27,7 @@ select op_tables.id, name, floor, dropped_ops, dropped_bytes, dropped_at, dorman
 -- name: peers
 select id, host, tables, protocol, cursor, cursor_problem, pulled_at, failing_since, failure,
        remote_lag_ops, remote_lag_bytes, remote_lag_seconds, skew_seconds, applied, superseded,
-       parked, refused, conflicts, gaps, confirmed, confirmed_at, schema_differences,
+       parked, refused, refused_by, conflicts, gaps, confirmed, confirmed_at, schema_differences,
        evict_after_days, evicted_at, evictions, eviction
   from op_peers
  where host is distinct from (select h.host from op_node o join op_hosts h on h.id = o.host_id)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 from uuid import UUID, uuid4
 
@@ -14,6 +14,7 @@ from restante.database.pool import Connection, Row
 from restante.errors import TooManyHosts
 from restante.oplog import positions, ulids
 from restante.oplog.positions import Position
+from restante.oplog.rules import CLOCK_SKEW, OwnName
 from restante.text import MAX_QUOTED, printable
 
 queries = sql.load("restante.oplog", "tables")
@@ -28,7 +29,9 @@ LEAST_LEAD = timedelta(days=30)
 State = Literal["tracked", "paused"]
 
 # Each host that ever made an op has a row, and a peer may relay ops of others: of so many whom the
-# operator has named neither as a peer nor in its relays, from all peers and from each.
+# operator has named neither as a peer nor in its relays, from all peers and from each.  The rows
+# stay: whether the log still has an op of a host is known only after reading all of it, and an op
+# whose host is gone would reach nobody.
 MAX_HOSTS = 1000
 MAX_HOSTS_OF_A_PEER = 100
 
@@ -76,6 +79,11 @@ class TrackedTable:
     def log(self) -> str:
         """The partition of `ops` that holds its ops."""
         return f"ops_{self.id}"
+
+    @property
+    def unlogged_ulid(self) -> UUID:
+        """Everything that was logged here is above it."""
+        return self.unlogged.ulid if self.unlogged else ulids.LOWEST
 
     @property
     def is_missing(self) -> bool:
@@ -128,6 +136,20 @@ def _table(row: Row) -> TrackedTable:
 async def own_host(connection: Connection) -> str:
     """The name under which this node's changes are known; one is made up if it has none yet."""
     return await connection.fetchval(queries.own_host) or await identify(connection, None)
+
+
+async def own_name(connection: Connection) -> OwnName:
+    """
+    The same, with the moment from which on all changes in this name are in our log.
+
+    That is the start of the present era, or when the node got its name.  The clock of the log may
+    have been ahead of it then, but not by more than CLOCK_SKEW.
+    """
+    row = await connection.fetchrow(queries.own_name)
+    if row is None:
+        return OwnName(await identify(connection, None), ulids.HIGHEST)
+    began = datetime.fromtimestamp(max(row["era"] / 1_000_000, row["named_at"]), UTC)
+    return OwnName(row["host"], ulids.lowest_at(began + CLOCK_SKEW))
 
 
 async def identify(connection: Connection, host: str | None) -> str:

@@ -24,9 +24,16 @@ select op_tables.*, columns.*
 -- name: own_host
 select op_hosts.host from restante.op_node join restante.op_hosts on op_hosts.id = op_node.host_id;
 
+-- name: own_name
+-- Since the present era began, nothing that was logged here was lost; before it had this name, another node
+-- may have had it.
+select op_hosts.host, extract(epoch from op_node.named_at)::float as named_at,
+       restante.op_current_era() as era
+  from restante.op_node join restante.op_hosts on op_hosts.id = op_node.host_id;
+
 -- name: set_own_host
 insert into restante.op_node (host_id) values ($1)
-    on conflict (only_row) do update set host_id = excluded.host_id
+    on conflict (only_row) do update set host_id = excluded.host_id, named_at = excluded.named_at
  where op_node.host_id <> excluded.host_id;
 
 -- name: host_id

@@ -18,6 +18,7 @@ _TICK_SHIFT = _RANDOM_BITS - _COUNTER_BITS
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 LOWEST = UUID(int=0)
+HIGHEST = UUID(int=2**128 - 1)
 
 # The existing program was not yet written then, so no honest ULID is older.
 EARLIEST = datetime(2024, 1, 1, tzinfo=UTC)

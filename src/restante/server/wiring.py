@@ -33,9 +33,9 @@ from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
 from restante.oplog import tables
 from restante.oplog.node import Node
-from restante.oplog.pulling.following import Pace
 from restante.oplog.pulling.outbox import Outbox
 from restante.oplog.pulling.pull import Puller
+from restante.oplog.pulling.state import Pace
 from restante.oplog.remote import Remote
 from restante.oplog.serving.watch import Watcher
 from restante.oplog.subject import EndedSnapshots, OldConflicts, ParkedOps, UnsettledDeletes

@@ -15,6 +15,7 @@ OPLOG_VERSION = "Restante-Oplog"
 NEXT_POSITION = "Restante-Next-Position"
 CURSOR_ON_YOU = "Restante-Cursor-On-You"  # how far the server has read the reader's log
 GAP_TABLES = "Restante-Gap-Tables"  # of these the reader needs a snapshot, as a JSON array
+NEW_TABLES = "Restante-New-Tables"  # so it does of these, which it could not see before
 NODE_HOST = "Restante-Host"  # who is answering: a node notices that it is asking itself
 SERVER_TIME = "Restante-Time"  # Unix milliseconds, to notice clocks that differ
 
@@ -52,6 +53,7 @@ class SnapshotStart(Struct):
     host: str
     columns: list[str]
     cursor_on_you: str | None = None  # how far the server has read the taker's log
+    unlogged: str = ""  # before this position, changes of the table may have no op
 
 
 class SnapshotPageRequest(Struct):

@@ -139,3 +139,23 @@ class VerifyReport(Struct, frozen=True, kw_only=True):
     is_caught_up: bool  # both had read what the other had at the first look
     tables: list[TableReport]
     seconds: float
+
+
+class UnrepairedKey(Struct, frozen=True):
+    """A record that still differs after a resync."""
+
+    key: str
+    what: Literal["missing_here", "missing_there", "different"]
+    reason: str
+
+
+class ResyncReport(Struct, frozen=True, kw_only=True):
+    """What a resync has achieved."""
+
+    peer: str
+    table: str
+    status: Literal["complete", "incomplete"]
+    keys: list[UnrepairedKey] = []  # that still differ
+    more_ranges: int = 0  # ranges that differ, too, and whose keys are not listed
+    refused: int = 0  # records of the peer that were refused meanwhile
+    reason: str = ""  # why it could not be compared to the end

@@ -61,6 +61,7 @@ class PeerStatus(Struct, frozen=True, kw_only=True):
     superseded: int
     parked: int
     refused: int
+    refused_by: dict[str, int] = {}  # by reason, but for those of snapshots
     conflicts: int
     gaps: int
     # What it reads from us.

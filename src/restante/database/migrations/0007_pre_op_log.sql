@@ -4,8 +4,9 @@
 alter table space_samples add column tables json not null default '{}';
 
 create sequence op_clock as bigint minvalue 0 start 0;
+create sequence op_clock_mark as bigint minvalue 0 start 0;
 create sequence op_era as bigint minvalue 0 start 0;
-create sequence op_era_key as bigint minvalue 0 start 0;
+create unlogged sequence op_era_key as bigint minvalue 0 start 0;
 create table op_clock_lock ();
 create table op_era_lock ();
 
@@ -21,7 +22,8 @@ create table op_node (
     limits      json        not null default '{}',
     alive_at    timestamptz,
     jumped_at   timestamptz,
-    jumped_from timestamptz
+    jumped_from timestamptz,
+    named_at    timestamptz not null default clock_timestamp()
 );
 
 create table op_tables (
@@ -50,6 +52,8 @@ create table op_tables (
     unique (schema_name, table_name)
 );
 
+create type op_action as enum ('c', 'u', 'd');
+
 create table ops (
     table_id    integer     not null,
     arrived_at  timestamptz not null,
@@ -58,7 +62,7 @@ create table ops (
     ulid        uuid        not null,
     n           integer     not null,
     origin      integer     not null,
-    action      "char"      not null check (action in ('c', 'u', 'd')),
+    action      op_action   not null,
     approximate boolean     not null default false,
     key_hash    bigint      not null,
     old_hash    bigint,
@@ -75,6 +79,7 @@ create table op_peers (
     token_hash          bytea       unique check (octet_length(token_hash) = 32),
     token               text,
     tables              text[],
+    shown_later         integer[]   not null default '{}',
     relays              text[],
     max_ops_per_minute  integer     check (max_ops_per_minute > 0),
     max_bytes_per_minute bigint     check (max_bytes_per_minute > 0),
@@ -100,6 +105,7 @@ create table op_peers (
     superseded          bigint      not null default 0,
     parked              bigint      not null default 0,
     refused             bigint      not null default 0,
+    refused_by          jsonb       not null default '{}',
     conflicts           bigint      not null default 0,
     served              text        not null default '' collate "C",
     page_ends           text[]      not null default '{}',
@@ -165,6 +171,7 @@ create table op_snapshots (
     is_repair      boolean     not null default false,
     is_new         boolean     not null default false,
     read_to        text        collate "C",
+    has_unlogged   boolean     not null default false,
     after          text        not null default '',
     start          text        not null default '' collate "C",
     host           text        not null default '',
@@ -205,8 +212,12 @@ declare
 begin
     begin
         lock table restante.op_clock_lock in exclusive mode;
-        last := coalesce(pg_sequence_last_value('restante.op_clock'::regclass), 0);
+        last := greatest(
+            pg_sequence_last_value('restante.op_clock'::regclass),
+            pg_sequence_last_value('restante.op_clock_mark'::regclass) + 256
+        );
         last := setval('restante.op_clock'::regclass, greatest(last + 1, now_ticks) + ticks - 1);
+        perform setval('restante.op_clock_mark'::regclass, last);
         raise exception using errcode = 'RS001';
     exception when sqlstate 'RS001' then
         null;
@@ -215,13 +226,23 @@ begin
 end
 $$;
 
+create function op_session_cluster() returns bigint
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select hashint8extended(
+        (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint,
+        ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
+    ) & 9223372036854775807
+$$;
+
+create function op_session_tail() returns text
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select right(replace(gen_random_uuid()::text, '-', ''), 16)
+$$;
+
 create function op_current_era() returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    key constant bigint := hashint8extended(
-        (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint,
-        ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
-    ) & 9223372036854775807;
+    key constant bigint := restante.op_session_cluster();
 begin
     if pg_sequence_last_value('restante.op_era_key'::regclass) is distinct from key then
         begin
@@ -260,9 +281,7 @@ $$;
 
 create function op_ulid(tick bigint, tail text) returns uuid
 language sql immutable as $$
-    select (
-        lpad(to_hex(tick >> 15), 12, '0') || lpad(to_hex((tick & 32767) << 1), 4, '0') || tail
-    )::uuid
+    select (lpad(to_hex(tick << 1), 16, '0') || tail)::uuid
 $$;
 
 create function op_row_hash(row_of_table record) returns bigint
@@ -276,8 +295,13 @@ $$;
 
 create function op_shape(relation oid) returns bigint
 language sql stable set search_path = pg_catalog, pg_temp as $$
-    select bit_xor(hashtextextended(attname::text, atttypid::bigint))
+    select coalesce(bit_xor(hashtextextended(attname::text, atttypid::bigint)), 0) # relation::bigint
       from pg_attribute where attrelid = relation and attnum > 0 and not attisdropped
+$$;
+
+create function op_planned_shape(relation oid) returns bigint
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select restante.op_shape(relation)
 $$;
 
 create function op_key_columns(tracked integer, relation oid) returns text[]

@@ -191,17 +191,17 @@ class _Applier:
         log.warning("ops_wait", peer=self.page.source.peer.host, why=why, **facts)
 
     async def _apply_again(self, piece: Piece) -> None:
-        for _ in range(_TRIES):
+        for tried in range(_TRIES):
             try:
-                return await self._commit(piece)
+                return await self._commit(piece, may_be_new=tried == 0)
             except KeysTaken:
                 continue
         raise RecordFault("other", "A trigger or a rule of the table keeps the record out of it.")
 
-    async def _commit(self, piece: Piece) -> None:
+    async def _commit(self, piece: Piece, *, may_be_new: bool) -> None:
         """One transaction."""
         async with self.db.transaction() as tx:
-            merged = await merged_or_fault(tx, piece, self.page)
+            merged = await merged_or_fault(tx, piece, self.page, may_be_new=may_be_new)
             parked = [self._to_park(*one) for one in merged.parked]
             await parking.park(tx, self.page.source.peer.id, parked, now=self._now)
             counts = _Counts(piece, merged, parked)
@@ -248,6 +248,8 @@ class _Applier:
     async def _finish(self, tx: Tx, counts: "_Counts") -> None:
         """Move the cursor and count; raises CursorMoved."""
         peer = self.page.source.peer
+        if refused := counts.refused:
+            await tx.execute(queries.count_refused, peer.id, list(refused), [*refused.values()])
         if self.page.source.channel is Channel.PUSH:
             await tx.execute(queries.count, peer.id, *counts.numbers)
             return
@@ -270,10 +272,11 @@ class _Applier:
         result.applied += len(merged.applied)
         result.superseded += merged.superseded
         result.conflicts += merged.conflicts
-        result.refused_by += piece.refused
-        refused_so_far.update(piece.refused)
-        if piece.refused:
-            log.warning("ops_refused", peer=self.page.source.peer.host, records=dict(piece.refused))
+        refused = counts.refused
+        result.refused_by += refused
+        refused_so_far.update(refused)
+        if refused:
+            log.warning("ops_refused", peer=self.page.source.peer.host, records=dict(refused))
         result.parked_by.update(one.reason for one in counts.parked)
         self._call_back(piece, merged)
 
@@ -306,24 +309,30 @@ class _Counts:
     parked: Sequence[Parked]
 
     @property
+    def refused(self) -> Counter[str]:
+        return self.piece.refused + Counter({Refusal.OWN_NAME: self.merged.refused})
+
+    @property
     def numbers(self) -> tuple[int, int, int, int, int]:
         return (
             len(self.merged.applied),
             self.merged.superseded,
             len(self.parked),
-            self.piece.refused.total(),
+            self.refused.total(),
             self.merged.conflicts,
         )
 
 
-async def merged_or_fault(tx: Tx, piece: Piece, page: Page) -> Merged:
+async def merged_or_fault(tx: Tx, piece: Piece, page: Page, *, may_be_new: bool = False) -> Merged:
     """Merge the records of a piece; raises RecordFault if Postgres refuses one of them."""
     if not piece.records:
         return Merged()
     try:
-        return await merge(tx, piece.records, page.context)
+        return await merge(tx, piece.records, page.context, may_be_new=may_be_new)
     except driver_errors.FROM_THE_DRIVER as error:
         reason = driver_errors.record_fault(error, own_schema=SCHEMA)
         if reason is None:
             raise
+        if may_be_new and reason == "unique":
+            raise KeysTaken from error
         raise RecordFault(reason, driver_errors.full_reason(error)) from error

@@ -20,3 +20,12 @@ update restante.op_peers
        refused = refused + $5,
        conflicts = conflicts + $6
  where id = $1;
+
+-- name: count_refused
+-- By reason: an operator must know which of them a clock has caused.
+update restante.op_peers
+   set refused_by = refused_by || (
+       select jsonb_object_agg(reason, coalesce((refused_by ->> reason)::bigint, 0) + count)
+         from unnest($2::text[], $3::bigint[]) as one (reason, count)
+   )
+ where id = $1;

@@ -35,6 +35,7 @@ class Refusal(StrEnum):
     TABLE = "table"  # it is not tracked here
     FORBIDDEN_TABLE = "forbidden_table"  # the peer may not send it
     HOST = "host"  # not the peer's to speak for
+    OWN_NAME = "own_name"  # in our name, of a time of which we know all that we made
     DATA = "data"  # no JSON object, or without its key
     TOO_LARGE = "too_large"
 
@@ -60,7 +61,7 @@ class Boundary:
         Why an op is refused as a whole; None if it is not.
 
         `origin` is its host, normalised.  Our own ops may come back from anybody: after a restore
-        only others still have them.
+        only others still have them.  Those that cannot be ours are refused when they are judged.
         """
         if (ulid := ulids.parsed(op.ulid)) is None:
             return Refusal.ULID

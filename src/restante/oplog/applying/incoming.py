@@ -6,7 +6,7 @@ from datetime import datetime
 from restante.oplog.applying.records import Fact
 from restante.oplog.peers import Peer
 from restante.oplog.positions import Position
-from restante.oplog.rules import Action, Channel, Version
+from restante.oplog.rules import Action, Channel, OwnName, Version
 from restante.oplog.tables import TrackedTable
 
 
@@ -48,8 +48,12 @@ class Context:
 
     channel: Channel
     server_cursor: Position | None  # how far the sender has read our log
-    own_host: str
+    own: OwnName
     now: datetime
+
+    @property
+    def own_host(self) -> str:
+        return self.own.host
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
 from uuid import UUID
 
 from restante.database import sql
 from restante.database.pool import Tx
 from restante.oplog import positions, rules
 from restante.oplog.applying import conflicts, losses, records
-from restante.oplog.applying.incoming import Context, Met, Record
-from restante.oplog.applying.records import Change
+from restante.oplog.applying.incoming import Context, Head, Met, Record
+from restante.oplog.applying.records import Change, KeysTaken, NewOp
 from restante.oplog.positions import Position
-from restante.oplog.rules import Incoming, Verdict
+from restante.oplog.rules import Incoming, Newest, Verdict
 from restante.oplog.tables import TrackedTable
 
 queries = sql.load("restante.oplog.applying", "merge")
@@ -33,6 +34,7 @@ class Merged:
     applied: list[Record] = field(default_factory=list[Record])
     superseded: int = 0
     conflicts: int = 0
+    refused: int = 0  # in our name, and not ours
     parked: list[tuple[Met, Verdict]] = field(default_factory=list[tuple[Met, Verdict]])
 
 
@@ -44,14 +46,22 @@ class MustWait(Exception):
         self.index = index
 
 
-async def merge(tx: Tx, incoming: Sequence[Record], context: Context) -> Merged:
+async def merge(
+    tx: Tx, incoming: Sequence[Record], context: Context, *, may_be_new: bool = False
+) -> Merged:
     """
     Apply what wins, and log it; conflicts are kept, and what must be parked is returned.
 
+    `may_be_new`: try first whether nothing is known here of any record, which takes less time.  If
+    one is there without an op, Postgres refuses it; the caller tries again without this.
     Raises MustWait or KeysTaken; nothing may be committed then.
     """
     groups = await _in_order(tx, _by_table(incoming))
     await records.begin(tx, [group.table for group in groups])
+    if may_be_new and len(groups) == 1 and groups[0].creates:
+        created = await _created(tx, groups[0], context)
+        if created is not None:
+            return created
     for group in groups:
         if not group.creates:
             await records.lock(tx, group.table, group.keys, for_delete=group.deletes)
@@ -155,11 +165,51 @@ async def _floors(tx: Tx, groups: Iterable[_Group]) -> dict[int, _Floor]:
     }
 
 
+async def _created(tx: Tx, group: _Group, context: Context) -> Merged | None:
+    """
+    Write and log records of which nothing is known here, without reading anything of each.
+
+    None, and nothing is done, if something is known.  The floor is read once more afterwards: it is
+    certain only after the log was looked at.  Raises KeysTaken.
+    """
+    ops = _new_ops(group.records)
+    if ops is None or not await _all_apply(tx, group, context):
+        return None
+    if await tx.fetch(queries.numbers_used, [group.table.id], list({op.ulid for op in ops})):
+        return None
+    if not await records.create(tx, group.table, ops):
+        return None
+    if not await _all_apply(tx, group, context):
+        raise KeysTaken
+    await records.raise_clock(tx, max(op.ulid for op in ops))
+    await tx.execute(queries.check_constraints)
+    return Merged(applied=group.records)
+
+
+def _new_ops(created: Sequence[Record]) -> list[NewOp] | None:
+    """The records by op; None if they have different columns."""
+    columns = created[0].columns
+    if any(record.columns != columns for record in created):
+        return None
+    by_op = [list(some) for _, some in groupby(created, key=lambda record: record.head.index)]
+    return [_new_op(some[0].head, columns, [record.data for record in some]) for some in by_op]
+
+
+def _new_op(head: Head, columns: frozenset[str], data: list[str]) -> NewOp:
+    return NewOp(head.version.ulid, head.origin, head.is_approximate, columns, data)
+
+
+async def _all_apply(tx: Tx, group: _Group, context: Context) -> bool:
+    """Whether all records are applied if the log has no op of their keys."""
+    floor = (await _floors(tx, [group]))[group.table.id]
+    if floor.has_parked:
+        return False
+    alike = {(one.head.index, one.is_newest_there): one for one in group.records}
+    return all(_verdict(one, None, floor, context) is Verdict.APPLY for one in alike.values())
+
+
 def _verdicts(judged: Sequence[Met], floor: _Floor, context: Context) -> list[Verdict]:
     """One verdict per record; those of an op with no newest op here are alike."""
-    has_read_us = floor.trimmed is None or (
-        context.server_cursor is not None and context.server_cursor >= floor.trimmed
-    )
     alike: dict[tuple[int, bool], Verdict] = {}
     verdicts: list[Verdict] = []
     for one in judged:
@@ -167,18 +217,30 @@ def _verdicts(judged: Sequence[Met], floor: _Floor, context: Context) -> list[Ve
         kind = (record.head.index, record.is_newest_there)
         verdict = alike.get(kind) if newest is None else None
         if verdict is None:
-            sent = Incoming(
-                one.version,
-                context.channel,
-                record.head.is_approximate,
-                record.is_newest_there,
-                has_read_us,
-            )
-            verdict = rules.judge(sent, newest, floor=floor.floor, now=context.now)
+            verdict = _verdict(record, newest, floor, context)
             if newest is None:
                 alike[kind] = verdict
         verdicts.append(verdict)
     return verdicts
+
+
+def _verdict(record: Record, newest: Newest | None, floor: _Floor, context: Context) -> Verdict:
+    head = record.head
+    has_read_us = floor.trimmed is None or (
+        context.server_cursor is not None and context.server_cursor >= floor.trimmed
+    )
+    is_claimed = context.own.is_claimed(
+        head.version, is_approximate=head.is_approximate, unlogged=record.table.unlogged_ulid
+    )
+    sent = Incoming(
+        head.version,
+        context.channel,
+        head.is_approximate,
+        record.is_newest_there,
+        has_read_us,
+        is_claimed,
+    )
+    return rules.judge(sent, newest, floor=floor.floor, now=context.now)
 
 
 def _sorted_out(
@@ -207,6 +269,8 @@ def _sorted_out(
                 merged.superseded += other is not None
             case Verdict.PARK_FUTURE | Verdict.PARK_FLOOR:
                 merged.parked.append((one, verdict))
+            case Verdict.REFUSE:
+                merged.refused += 1
             case _:
                 merged.superseded += 1
                 lost[verdict].append(one)

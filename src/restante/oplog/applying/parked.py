@@ -161,7 +161,7 @@ class _Retry:
 
     async def all_of(self, rows: Sequence[Row]) -> None:
         async with self.db.connection() as connection:
-            own_host = await tables.own_host(connection)
+            own = await tables.own_name(connection)
             tracked = {one.name: one for one in await tables.all_tables(connection)}
             numbers = {row["id"]: await _host_number(connection, row) for row in rows}
         waiting: list[_Waiting] = []
@@ -173,7 +173,7 @@ class _Retry:
                 await self._fail([row["id"]], row["reason"], found)
             else:
                 waiting.append(_Waiting(row["id"], row["peer_id"], found))
-        context = Context(Channel.RETRY, None, own_host, self.now)
+        context = Context(Channel.RETRY, None, own, self.now)
         todo = [waiting] if waiting else []
         while todo:
             some = todo.pop()

@@ -12,9 +12,11 @@ from restante.text import printable
 queries = sql.load("restante.oplog.applying", "parking")
 
 # What is parked is kept until it can be applied or somebody discards it, so it is bounded by
-# taking no more: the peer's log is then not read on.  One peer cannot take the room of the others.
+# taking no more: the peer's log is then not read on.  A peer may have half of what the others have
+# left, so that no number of peers takes all the room of another one.
 MAX_BYTES = 1024**3
 MAX_BYTES_OF_A_PEER = MAX_BYTES // 4
+LEAST_BYTES_OF_A_PEER = 1024**2
 
 _MAX_SENTENCE = 500
 
@@ -38,7 +40,8 @@ async def park(tx: Tx, peer_id: int, parked: Sequence[Parked], *, now: datetime)
     """Keep them; one that is kept already gets the new reason.  Raises ParkedFull."""
     if not parked:
         return
-    if await tx.fetchval(queries.is_full, MAX_BYTES, MAX_BYTES_OF_A_PEER, peer_id):
+    bounds = (MAX_BYTES, MAX_BYTES_OF_A_PEER, LEAST_BYTES_OF_A_PEER)
+    if await tx.fetchval(queries.is_full, peer_id, *bounds):
         raise ParkedFull
     await tx.execute(
         queries.park,

@@ -1,10 +1,11 @@
 -- name: is_full
--- For all peers, and for one.  It is only computed when the table is large; deleted rows may still take
--- space in it.
+-- Whether a peer has its share of the room for all ($2): half of what others have left, but not more than $3,
+-- and $4 in any case.  It is only computed when the table is large; deleted rows may still take space in it.
 select case
-    when pg_total_relation_size('restante.op_parked') < least($1::bigint, $2::bigint) then false
-    else (select coalesce(sum(size), 0) >= $1
-              or coalesce(sum(size) filter (where peer_id = $3), 0) >= $2
+    when pg_total_relation_size('restante.op_parked') < least($2::bigint, $3::bigint) then false
+    else (select coalesce(sum(size) filter (where peer_id = $1), 0)
+                 >= greatest($4::bigint,
+                             least($3, ($2 - coalesce(sum(size) filter (where peer_id <> $1), 0)) / 2))
             from (select peer_id, pg_column_size(data) + 300 as size from restante.op_parked) as one)
 end;
 

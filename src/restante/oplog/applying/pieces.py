@@ -163,11 +163,11 @@ class _OwnName:
 
 async def read(connection: Connection, ops: Sequence[Op], source: Source, now: datetime) -> Page:
     """What must be known of this node before a page is applied."""
-    own_host = await tables.own_host(connection)
+    own = await tables.own_name(connection)
     tracked = {one.name: one for one in await tables.all_tables(connection) if not one.is_missing}
     is_pushed = source.channel is Channel.PUSH
     sender = _OwnName(source.peer) if is_pushed else source.peer
-    border = Boundary(sender, "" if is_pushed else own_host, tracked, now)
+    border = Boundary(sender, "" if is_pushed else own.host, tracked, now)
     origins = [peers.normalised_host(op.host) for op in ops]
     refusals = [border.refusal(op, origin=origin) for op, origin in zip(ops, origins, strict=True)]
     numbers: dict[str, int] = {}
@@ -180,6 +180,6 @@ async def read(connection: Connection, ops: Sequence[Op], source: Source, now: d
                 count, no_room = index, str(error)
                 break
             numbers[origins[index]] = number
-    context = Context(source.channel, source.server_cursor, own_host, now)
+    context = Context(source.channel, source.server_cursor, own, now)
     taken = ops[:count], origins[:count], refusals[:count]
     return Page(*taken, numbers, tracked, source, context, no_room)

@@ -7,10 +7,11 @@ and columns appear in statements only quoted; everything else is a parameter.
 
 The order of use is `begin`, `lock`, `facts`, a decision, `write` and `append`, `raise_clock`.  The
 facts come from a statement that begins after the locks are held, because a change that held a lock
-until then is visible only to such a statement.
+until then is visible only to such a statement.  Records of which nothing is known here need neither
+lock nor facts: `create` looks, writes and logs.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,6 +68,17 @@ class Change:
     origin: int  # the host's number
     is_approximate: bool = False
     old_hash: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewOp:
+    """An op that creates records, all with the same columns."""
+
+    ulid: UUID
+    origin: int  # the host's number
+    is_approximate: bool
+    columns: frozenset[str]
+    data: Sequence[str]
 
 
 def key_of(table: TrackedTable, fields: Mapping[str, Raw]) -> str | None:
@@ -146,6 +158,35 @@ async def write(tx: Tx, table: TrackedTable, changes: Sequence[Change]) -> None:
         status = await tx.execute(statements.insert(target, columns), _array(data))
         if status != f"INSERT 0 {len(data)}":
             raise KeysTaken
+
+
+async def create(tx: Tx, table: TrackedTable, ops: Sequence[NewOp]) -> bool:
+    """
+    Write and log records that are new here, by one statement; all ops have the same columns.
+
+    Returns False, and has done nothing, if the log may have an op of one of the keys.  If one of
+    the records is there, or two of them have the same key, Postgres refuses them.  Raises KeysTaken
+    if a trigger has kept one out.
+    """
+    used, numbers = Counter[UUID](), list[int]()
+    for op in ops:
+        first = used[op.ulid]
+        used[op.ulid] += len(op.data)
+        numbers += range(first, used[op.ulid])
+    await _capture_nothing_of(tx, table)
+    written = await tx.fetchval(
+        statements.create(target_of(table), ops[0].columns),
+        _array([one for op in ops for one in op.data]),
+        ",".join([str(at) for at, op in enumerate(ops, 1) for _ in op.data]),
+        ",".join(map(str, numbers)),
+        table.id,
+        [op.ulid for op in ops],
+        [op.origin for op in ops],
+        [op.is_approximate for op in ops],
+    )
+    if written is not None and written != len(numbers):
+        raise KeysTaken
+    return written is not None
 
 
 async def delete(tx: Tx, table: TrackedTable, keys: Sequence[str]) -> None:

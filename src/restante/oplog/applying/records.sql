@@ -8,6 +8,7 @@ select set_config('search_path', $1, true),
        set_config('intervalstyle', 'postgres', true),
        set_config('extra_float_digits', '1', true),
        set_config('bytea_output', 'hex', true),
+       set_config('lc_monetary', 'C', true),
        set_config('plan_cache_mode', 'force_custom_plan', true),
        set_config('enable_sort', 'on', true),
        pg_current_xact_id();
@@ -21,7 +22,7 @@ insert into restante.ops (
     table_id, arrived_at, era, xid, ulid, n, origin, action, approximate, key_hash, old_hash, key, data
 )
 select $1, arrival.at, arrival.era, arrival.xid,
-       ($2::uuid[])[new.op], new.n, ($3::integer[])[new.op], ($4::text[])[new.op]::"char",
+       ($2::uuid[])[new.op], new.n, ($3::integer[])[new.op], ($4::text[])[new.op]::restante.op_action,
        ($5::boolean[])[new.op], new.key_hash, new.old_hash, new.key, new.data
   from rows from (
     unnest(string_to_array($6, ',')::integer[], string_to_array($7, ',')::integer[],

@@ -104,6 +104,70 @@ def insert(target: Target, names: frozenset[str]) -> str:
 
 
 @lru_cache(maxsize=1000)
+def create(target: Target, names: frozenset[str]) -> str:
+    """
+    Insert and log records that have these columns, if the log has no op of their keys.
+
+    Returns how many were inserted; null, and nothing was done, if the log has an op with the hash
+    of one of the keys.  A key that the table has is an error of Postgres: ON CONFLICT would cost
+    a tenth more.
+    """
+    columns = [
+        c
+        for c in target.columns
+        if c.name in names and (not c.is_generated or c.name in target.key)
+    ]
+    numbers = {column.name: f"c{i}" for i, column in enumerate(columns)}
+    written = [column.name for column in columns if not column.is_generated]
+    keys = ", ".join(f"r.{numbers[name]}" for name in target.key)
+    log = f"restante.{sql.quoted(target.log)}"
+    return f"""
+        with r as materialized (
+            select r.*, keys.key, hashtextextended(keys.key, 0) as key_hash
+              from rows from (
+                json_to_recordset($1::json) as ({_definitions(columns)}),
+                json_array_elements($1::json),
+                unnest(string_to_array($2, ',')::integer[], string_to_array($3, ',')::integer[])
+              ) as r ({", ".join(numbers.values())}, data, op, n)
+             cross join lateral (select json_build_array({keys})::text as key) as keys
+        ), known as materialized (
+            -- In the order of the index, so that it is used whatever the statistics say.
+            select exists (
+                select from (
+                    select from {log} as ops
+                     where ops.key_hash = any (array(select r.key_hash from r))
+                     order by ops.key_hash, ops.ulid
+                     limit 1
+                ) as op
+            ) as is_any
+        ), written as (
+            insert into {target.relation} ({", ".join(map(sql.quoted, written))})
+            overriding system value
+            select {", ".join(f"r.{numbers[name]}" for name in written)}
+              from r
+             where not (select is_any from known)
+            returning 1
+        ), logged as (
+            insert into {log} (
+                table_id, arrived_at, era, xid, ulid, n, origin, action, approximate,
+                key_hash, old_hash, key, data
+            )
+            select $4, arrival.at, arrival.era, arrival.xid,
+                   ($5::uuid[])[r.op], r.n, ($6::integer[])[r.op], 'c', ($7::boolean[])[r.op],
+                   r.key_hash, null, r.key, r.data
+              from r
+             cross join (
+                select clock_timestamp() as at,
+                       restante.op_current_era() as era,
+                       pg_current_xact_id()::text::bigint as xid
+                offset 0
+              ) as arrival
+             where not (select is_any from known)
+        )
+        select case when not is_any then (select count(*) from written) end from known"""
+
+
+@lru_cache(maxsize=1000)
 def update(target: Target, names: frozenset[str]) -> str | None:
     """Set these columns of records that exist; None if there is nothing to set but the key."""
     columns = [c for c in target.columns if c.name in names and not c.is_generated]

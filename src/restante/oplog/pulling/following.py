@@ -15,14 +15,12 @@ from before: it judges our older ops by whether we have read all that it has dro
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
-from uuid import UUID
 
 import msgspec
 import structlog
 
-from restante.database import sql
 from restante.database.pool import Connection, Database
 from restante.errors import BadRequest, PeerUnreachable, RestanteError
 from restante.oplog import cursors, peers, positions, tables, translate, ulids
@@ -30,17 +28,17 @@ from restante.oplog.applying.apply import CursorMoved, PageResult, Source, apply
 from restante.oplog.callbacks import Callbacks
 from restante.oplog.cursors import Cursor
 from restante.oplog.peers import Peer
+from restante.oplog.pulling import joining, notes
+from restante.oplog.pulling.state import Pace, State
 from restante.oplog.remote import Ask, Page, Remote
 from restante.oplog.rules import Channel
 from restante.oplog.serving import log as oplog
-from restante.oplog.snapshots import taking
+from restante.oplog.snapshots import progress
 from restante.oplog.snapshots.taking import TableFailed, Taker
 from restante.oplog.tables import TrackedTable
 from restante.wire.oplog import Op
 
 log = structlog.get_logger()
-
-queries = sql.load("restante.oplog.pulling", "pull")
 
 # A page of the older protocol has this many ops at most; a full one is followed by another.
 _FULL_PAGE = 10_000
@@ -49,13 +47,6 @@ _LEAST_SECONDS = 0.2
 
 # What stops a page ends sooner than a failure of the peer.
 _LONGEST_STOP_SECONDS = 3.0
-
-# So often a snapshot is tried again before the log is read on without its table.  Reading the log
-# ends a snapshot that has begun, so it is not given up for a record that is locked for a moment.
-_SNAPSHOT_TRIES = 5
-_MAX_SNAPSHOT_PAUSE_SECONDS = 600.0
-# A gap ends when the other tables were read beyond it, unless a transaction there holds them up.
-_LONGEST_GAP_SECONDS = 10.0
 
 # Limits may make a pause long, and somebody may change them meanwhile.
 _LONGEST_SLEEP_SECONDS = 60.0
@@ -72,44 +63,6 @@ _STOPPED = {
 
 class Stopped(Exception):
     """The rest of a page cannot be applied yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often a peer is asked."""
-
-    pull_seconds: float = 10.0  # a peer that cannot wait itself
-    wait_seconds: int = 25
-    first_backoff_seconds: float = 0.5
-    max_backoff_seconds: float = 60.0
-
-
-@dataclass(slots=True)
-class FailingSnapshot:
-    """A table whose snapshot could not go on."""
-
-    reason: str = ""
-    tries: int = 0  # since it last went on
-    rounds: int = 0  # how often the log was read on without it
-    again_at: float = 0.0  # of the loop's clock
-
-
-@dataclass(slots=True)
-class State:
-    """What is known of a peer between two pages, and may be forgotten."""
-
-    failures: int = 0
-    resume_after: UUID | None = None  # the last page was full, and ended here
-    bytes_per_op: float | None = None
-    asked_at: datetime | None = None  # when the last page was asked for
-    gap_since: float | None = None  # by the loop's clock: the other tables are read first
-    snapshots: dict[int, FailingSnapshot] = field(default_factory=dict[int, FailingSnapshot])
-
-    @property
-    def failure(self) -> str | None:
-        """What is wrong although the log is read."""
-        reasons = [one.reason for one in self.snapshots.values() if one.tries]
-        return " ".join(reasons) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +129,14 @@ class Follower:
         if cursor.problem:
             peer = await self._drop_cursor(peer, cursor.problem)
             cursor = Cursor()
-        if not _is_in_gap(state):
+        if not state.is_in_gap(asyncio.get_running_loop().time()):
             pause_seconds = await self._take_snapshots(peer, state)
             if pause_seconds is not None:
                 return pause_seconds
         async with self.db.connection() as connection:
             known = await tables.all_tables(connection)
             here = [table for table in known if peer.may_see(table.name) and not table.is_missing]
-            if await self._joined(connection, peer, cursor, here):
+            if await joining.join(connection, peer, cursor, here, now=self.clock()):
                 return 0
             ask = await self._ask(connection, peer, cursor, here, state)
         asked_at = asyncio.get_running_loop().time()
@@ -206,40 +159,25 @@ class Follower:
         Raises PeerUnreachable if all of them would fail.
         """
         now = asyncio.get_running_loop().time()
-        waiting = {table_id for table_id, one in state.snapshots.items() if one.again_at > now}
         try:
-            table_id = await self.taker.step(peer, waiting)
+            table_id = await self.taker.step(peer, state.waiting_tables(now))
         except TableFailed as failed:
             return await self._snapshot_failed(peer, state, failed)
         if table_id is not None:
-            if table_id in state.snapshots:
-                state.snapshots[table_id].tries = 0
+            state.snapshot_went_on(table_id)
             return 0.0
         async with self.db.connection() as connection:
-            pending = await taking.pending_tables(connection, peer)
-        state.snapshots = {key: one for key, one in state.snapshots.items() if key in pending}
-        soon = [one for one in state.snapshots.values() if one.tries < _SNAPSHOT_TRIES]
-        if soon or (state.snapshots and not peer.cursor):
-            again_at = min(one.again_at for one in soon or state.snapshots.values())
-            return max(again_at - now, _LEAST_SECONDS)
-        return None
+            pending = await progress.pending_tables(connection, peer)
+        again_at = state.next_snapshot_at(pending, is_first=not peer.cursor)
+        return None if again_at is None else max(again_at - now, _LEAST_SECONDS)
 
     async def _snapshot_failed(self, peer: Peer, state: State, failed: TableFailed) -> float:
         if failed.is_unexpected:
             log.error("snapshot_failed", peer=peer.host, table=failed.table, exc_info=failed)
-        one = state.snapshots.setdefault(failed.table_id, FailingSnapshot())
         reason = _UNEXPECTED if failed.is_unexpected else str(failed)
-        one.reason = f"The snapshot of {failed.table} fails: {reason}"
-        one.tries += 1
-        seconds = self.pace.first_backoff_seconds * 2 ** min(one.tries - 1, 20)
-        longest_seconds = self.pace.max_backoff_seconds
-        if one.tries >= _SNAPSHOT_TRIES and failed.has_begun:
-            # It begins again from nothing, which costs more than another attempt.
-            seconds = longest_seconds * 2 ** min(one.rounds, 20)
-            longest_seconds = max(longest_seconds, _MAX_SNAPSHOT_PAUSE_SECONDS)
-            one.rounds += 1
-        one.again_at = asyncio.get_running_loop().time() + min(seconds, longest_seconds)
-        await self._note_failure(peer, state.failure or one.reason)
+        now = asyncio.get_running_loop().time()
+        state.snapshot_failed(failed, reason, self.pace, now)
+        await self._note_failure(peer, state.failure or reason)
         return min(_LEAST_SECONDS, self.pace.first_backoff_seconds)
 
     async def _ask(
@@ -275,52 +213,6 @@ class Follower:
         left = [int(one.again_at - now) for one in state.snapshots.values()]
         return max(min([self.pace.wait_seconds, *left]), 0)
 
-    async def _joined(
-        self, connection: Connection, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable]
-    ) -> bool:
-        """
-        Bring in tables that were not tracked here, or not allowed, when the peer was first read.
-
-        Their earlier ops were refused.  One of our nodes gives a snapshot; any other is read again.
-        So were ops of hosts that it might not speak for, and those may be of any table.
-        """
-        row = await connection.fetchrow(queries.joined_tables, peer.id)
-        if row is None:
-            return False
-        joined: list[int] | None = row["joined_tables"]
-        ids = sorted(table.id for table in here)
-        relays = None if peer.relays is None else sorted(peer.relays)
-        if joined == ids and row["joined_relays"] == relays:
-            return False
-        if joined is not None and _is_widened(row["joined_relays"], peer.relays):
-            await self._read_again(connection, peer, cursor, here)
-            await connection.execute(queries.join_tables, peer.id, ids, relays)
-            return True
-        new = [table for table in here if table.id not in (joined or [])]
-        await connection.execute(queries.join_tables, peer.id, ids, relays)
-        if joined is None or not new:
-            return False
-        if cursor.position:
-            await taking.want(
-                connection, peer, new, is_for_gap=False, is_new=True, now=self.clock()
-            )
-        elif cursor.ulid:
-            names = ", ".join(table.name for table in new)
-            await self._drop_cursor(peer, f"Its log is read again because of new tables: {names}.")
-        return True
-
-    async def _read_again(
-        self, connection: Connection, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable]
-    ) -> None:
-        """Read all of a peer again, because it may now pass on what was refused."""
-        if cursor.position:
-            await connection.execute(queries.restart_snapshots, peer.id)
-            await taking.want(connection, peer, here, is_for_gap=False, now=self.clock())
-        elif cursor.ulid:
-            await self._drop_cursor(
-                peer, "Its log is read again because it may pass on ops of more hosts."
-            )
-
     async def _take(
         self, peer: Peer, cursor: Cursor, here: Sequence[TrackedTable], page: Page, state: State
     ) -> float:
@@ -338,16 +230,9 @@ class Follower:
         else:
             pause_seconds = await self._take_by_ulid(peer, cursor, here, page, state)
         async with self.db.connection() as connection:
-            protocol = "restante" if page.is_ours else "ulid"
-            await connection.execute(
-                queries.pulled,
-                peer.id,
-                self.clock(),
-                protocol,
-                page.skew_seconds,
-                page.unreadable,
-                state.failure,
-                None if page.is_limited or state.resume_after else state.asked_at,
+            read_at = None if page.is_limited or state.resume_after else state.asked_at
+            await notes.pulled(
+                connection, peer, page, state.failure, read_all_at=read_at, now=self.clock()
             )
         if page.ops:
             state.bytes_per_op = page.size / len(page.ops)
@@ -367,27 +252,32 @@ class Follower:
         At the first contact that is all of them, if one does: then nothing has been read yet.
         """
         gone = [table for table in here if table.name in page.gap_tables]
+        new = [table for table in here if table.name in page.new_tables]
         is_first = not peer.cursor
         async with self.db.connection() as connection:
             if gone:
                 names = [table.name for table in gone]
                 log.warning("gap", peer=peer.host, tables=names, is_first=is_first)
                 wanted = here if is_first else gone
-                await taking.want(connection, peer, wanted, is_for_gap=True, now=self.clock())
+                await progress.want(connection, peer, wanted, is_for_gap=True, now=self.clock())
             if gone and is_first:
                 return 0.0
-            rows = await connection.fetch(queries.read_without, peer.id, peer.cursor)
-            pending = {row["table_id"] for row in rows}
-        _note_gap(state, has_gap=bool(gone))
+            if new:
+                log.info("tables_shown", peer=peer.host, tables=[table.name for table in new])
+                await progress.want(
+                    connection, peer, new, is_for_gap=False, is_new=True, now=self.clock()
+                )
+            pending = await notes.read_without(connection, peer)
+        state.note_gap(asyncio.get_running_loop().time(), has_gap=bool(gone))
         left_out = {table.name for table in here if table.id in pending}
         ops = [op for op in page.ops if op.table not in left_out]
         following = positions.parsed(page.next_position)
         if following is None:
             raise PeerUnreachable("The position after its page is unreadable.")
         if cursor.position and following < cursor.position:
-            await self._note_cursor_problem(
-                peer, f"The peer went back, from {peer.cursor} to {page.next_position}."
-            )
+            went_back = f"The peer went back, from {peer.cursor} to {page.next_position}."
+            async with self.db.connection() as connection:
+                await notes.cursor_problem(connection, peer, went_back, now=self.clock())
         server_cursor = positions.parsed(page.cursor_on_you or "")
         source = Source(peer, Channel.PULL, server_cursor)
         await self._apply(ops, source, str(following))
@@ -408,7 +298,8 @@ class Follower:
         end = ulids.text_of(following) if following else ""
         await self._apply(ops, Source(peer, Channel.ULID), end)
         if gap:
-            await self._count_gap(peer, gap)
+            async with self.db.connection() as connection:
+                await notes.count_gap(connection, peer, gap)
         asked, state.resume_after = state.resume_after, None
         if not page.is_limited and len(page.ops) < _FULL_PAGE:
             return self.pace.pull_seconds
@@ -442,33 +333,16 @@ class Follower:
             raise Stopped(_STOPPED.get(result.stopped, result.stopped))
         return result
 
-    async def _count_gap(self, peer: Peer, gap: UUID) -> None:
-        async with self.db.connection() as connection:
-            if await connection.fetchval(queries.count_gap, peer.id, ulids.text_of(gap)):
-                log.warning("gap", peer=peer.host, available_from=ulids.text_of(gap))
-
     async def _drop_cursor(self, peer: Peer, problem: str) -> Peer:
         async with self.db.connection() as connection:
-            await connection.execute(queries.drop_cursor, peer.id, peer.cursor, self.clock())
-            await connection.execute(queries.forget_gaps, peer.id)
-        await self._note_cursor_problem(peer, problem)
-        return replace(peer, cursor="")
-
-    async def _note_cursor_problem(self, peer: Peer, problem: str) -> None:
-        said = f"{self.clock():%Y-%m-%d %H:%M:%S} UTC: {problem}"
-        async with self.db.connection() as connection:
-            await connection.execute(queries.note_cursor_problem, peer.id, said)
-        log.warning("cursor_problem", peer=peer.host, cursor=peer.cursor, reason=problem)
+            return await notes.drop_cursor(connection, peer, problem, now=self.clock())
 
     async def _note_failure(self, peer: Peer, reason: str) -> None:
         try:
             async with self.db.connection() as connection:
-                is_new = await connection.fetchval(queries.failed, peer.id, self.clock(), reason)
+                await notes.failed(connection, peer, reason, now=self.clock())
         except RestanteError as error:
             log.warning("pull_failed", peer=peer.host, reason=reason, also=str(error))
-            return
-        if is_new:
-            log.warning("pull_failed", peer=peer.host, reason=reason)
 
 
 def _translated(op: Op, table: TrackedTable | None) -> Op:
@@ -484,28 +358,6 @@ def _translated(op: Op, table: TrackedTable | None) -> Op:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return msgspec.structs.replace(op, data=data)
-
-
-def _is_widened(before: Sequence[str] | None, now: frozenset[str] | None) -> bool:
-    """Whether a peer may speak for more hosts than before; None: for all."""
-    return before is not None and (now is None or not now.issubset(before))
-
-
-def _is_in_gap(state: State) -> bool:
-    """Whether the other tables are to be read on before the snapshots of those with a gap."""
-    if state.gap_since is None:
-        return False
-    if asyncio.get_running_loop().time() - state.gap_since < _LONGEST_GAP_SECONDS:
-        return True
-    state.gap_since = None
-    return False
-
-
-def _note_gap(state: State, *, has_gap: bool) -> None:
-    if not has_gap:
-        state.gap_since = None
-    elif state.gap_since is None:
-        state.gap_since = asyncio.get_running_loop().time()
 
 
 def _fitting_ops(peer: Peer, state: State) -> int | None:

@@ -21,7 +21,8 @@ from restante.errors import RestanteError
 from restante.oplog import peers, tables
 from restante.oplog.callbacks import Callbacks
 from restante.oplog.peers import Peer
-from restante.oplog.pulling.following import Follower, Pace
+from restante.oplog.pulling.following import Follower
+from restante.oplog.pulling.state import Pace
 from restante.oplog.remote import Remote
 from restante.oplog.snapshots.taking import Taker
 
@@ -129,7 +130,7 @@ async def _adjust(connection: Connection, follower: Follower, tasks: dict[int, _
 
 def _config(peer: Peer) -> Peer:
     """What of a peer was configured; the rest changes while it is pulled from."""
-    return replace(peer, cursor="", protocol=None)
+    return replace(peer, cursor="", protocol=None, shown_later=frozenset())
 
 
 async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:

@@ -175,4 +175,6 @@ class PageAnswer(Response):
         }
         if page.gap_tables:
             headers[wire.GAP_TABLES] = json.dumps(page.gap_tables)
+        if page.new_tables:
+            headers[wire.NEW_TABLES] = json.dumps(page.new_tables)
         return headers

@@ -1,16 +1,20 @@
 """
-Which peer is asking.
+Which peer is asking, and how what only peers ask for is described.
 
 A token is accepted as bearer, or as the password of Basic with any name: that is how the existing
 program sends what its peer's address contains.  Each request looks the token up, so that a peer
 that was removed is refused at once.
 """
 
+from collections.abc import Callable
+
+import msgspec
 from starlette.requests import HTTPConnection
 
 from restante.database.pool import Database
-from restante.errors import NotAuthenticated
+from restante.errors import BadRequest, NotAuthenticated, RestanteError
 from restante.http.networks import network_of
+from restante.http.operations import BODY_REFUSALS, Handler, operation
 from restante.oplog import peers
 from restante.oplog.open_to import OpenTo
 from restante.oplog.peers import Peer, Reader
@@ -19,6 +23,24 @@ from restante.workspaces import auth
 _REFUSED = (
     "Send the token of this peer as `Authorization: Bearer <token>`, or as the password of Basic."
 )
+
+
+def asked_by_peers(
+    summary: str,
+    body: type[msgspec.Struct],
+    answer: type[msgspec.Struct],
+    *refusals: type[RestanteError],
+    details: str = "",
+) -> Callable[[Handler], Handler]:
+    """Describe a handler that only peers call, with JSON in both directions."""
+    return operation(
+        summary=summary,
+        details=details,
+        caller="peer",
+        body=body,
+        answers={200: answer},
+        refusals=(BadRequest, NotAuthenticated, *BODY_REFUSALS, *refusals),
+    )
 
 
 async def authenticated(request: HTTPConnection) -> Peer:

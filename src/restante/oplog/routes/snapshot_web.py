@@ -6,14 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from restante.errors import (
-    BadRequest,
-    NotAuthenticated,
-    SnapshotGone,
-    TableBusy,
-    TableNotTracked,
-)
-from restante.http.operations import BODY_REFUSALS, json_body, operation
+from restante.errors import SnapshotGone, TableBusy, TableNotTracked
+from restante.http.operations import json_body
 from restante.http.problems import json_response
 from restante.oplog.node import Node
 from restante.oplog.routes import peer_auth
@@ -24,21 +18,20 @@ TAG = "oplog"
 
 # A key may be long, and up to a thousand are asked for at once.
 _MAX_KEYS_BYTES = 4 * 1024 * 1024
-_REFUSALS = (BadRequest, NotAuthenticated, TableNotTracked, *BODY_REFUSALS)
 
 
 def _node(request: Request) -> Node:
     return request.app.state.oplog
 
 
-@operation(
-    summary="Begin a snapshot of a table, at the present end of the log.",
+@peer_auth.asked_by_peers(
+    "Begin a snapshot of a table, at the present end of the log.",
+    wire.SnapshotRequest,
+    wire.SnapshotStart,
+    TableNotTracked,
+    TableBusy,
     details="The log after `start` is kept until the peer asks for anything else, or is silent for "
     "a quarter of an hour.",
-    caller="peer",
-    body=wire.SnapshotRequest,
-    answers={200: wire.SnapshotStart},
-    refusals=(*_REFUSALS, TableBusy),
 )
 async def begin(request: Request) -> Response:
     peer = await peer_auth.authenticated(request)
@@ -47,12 +40,12 @@ async def begin(request: Request) -> Response:
     return json_response(await snapshot.begin(_node(request).db, peer, asked, now=now))
 
 
-@operation(
-    summary="Read the next deletes, or the next records, of a snapshot.",
-    caller="peer",
-    body=wire.SnapshotPageRequest,
-    answers={200: wire.SnapshotPage},
-    refusals=(*_REFUSALS, SnapshotGone),
+@peer_auth.asked_by_peers(
+    "Read the next deletes, or the next records, of a snapshot.",
+    wire.SnapshotPageRequest,
+    wire.SnapshotPage,
+    TableNotTracked,
+    SnapshotGone,
 )
 async def page(request: Request) -> Response:
     peer = await peer_auth.authenticated(request)
@@ -61,12 +54,12 @@ async def page(request: Request) -> Response:
     return json_response(await snapshot.page(_node(request).db, peer, asked, now=now))
 
 
-@operation(
-    summary="List those of the given keys that have no record here.",
-    caller="peer",
-    body=wire.SnapshotKeysRequest,
-    answers={200: wire.SnapshotPage},
-    refusals=(*_REFUSALS, SnapshotGone),
+@peer_auth.asked_by_peers(
+    "List those of the given keys that have no record here.",
+    wire.SnapshotKeysRequest,
+    wire.SnapshotPage,
+    TableNotTracked,
+    SnapshotGone,
 )
 async def missing(request: Request) -> Response:
     peer = await peer_auth.authenticated(request)

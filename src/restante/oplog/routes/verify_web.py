@@ -8,8 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from restante.database.pool import Database
-from restante.errors import BadRequest, NotAuthenticated
-from restante.http.operations import BODY_REFUSALS, json_body, operation
+from restante.http.operations import json_body
 from restante.http.problems import json_response
 from restante.oplog import status
 from restante.oplog.routes import peer_auth
@@ -20,7 +19,6 @@ TAG = "oplog"
 
 # Ranges and keys of a request, of which a key may be long.
 _MAX_BODY_BYTES = 4 * 1024 * 1024
-_REFUSALS = (BadRequest, NotAuthenticated, *BODY_REFUSALS)
 
 
 class Nothing(msgspec.Struct, frozen=True):
@@ -37,12 +35,10 @@ async def _here(request: Request) -> Here:
     return Here(_db(request), peer.id, peer.tables)
 
 
-@operation(
-    summary="List the tables that can be compared, and how far each node has read the other.",
-    caller="peer",
-    body=Nothing,
-    answers={200: wire.NodeDescription},
-    refusals=_REFUSALS,
+@peer_auth.asked_by_peers(
+    "List the tables that can be compared, and how far each node has read the other.",
+    Nothing,
+    wire.NodeDescription,
 )
 async def tables(request: Request) -> Response:
     peer = await peer_auth.authenticated(request)
@@ -52,12 +48,10 @@ async def tables(request: Request) -> Response:
     return json_response(msgspec.structs.replace(described, waiting=waiting))
 
 
-@operation(
-    summary="Count and hash the records of ranges of keys.",
-    caller="peer",
-    body=wire.DigestRequest,
-    answers={200: wire.DigestAnswer},
-    refusals=_REFUSALS,
+@peer_auth.asked_by_peers(
+    "Count and hash the records of ranges of keys.",
+    wire.DigestRequest,
+    wire.DigestAnswer,
 )
 async def digest(request: Request) -> Response:
     here = await _here(request)
@@ -65,12 +59,10 @@ async def digest(request: Request) -> Response:
     return json_response(wire.DigestAnswer(list(await here.ranges(asked))))
 
 
-@operation(
-    summary="List keys with the hash of their record: of one range, or of the given keys.",
-    caller="peer",
-    body=wire.RecordsRequest,
-    answers={200: wire.RecordsAnswer},
-    refusals=_REFUSALS,
+@peer_auth.asked_by_peers(
+    "List keys with the hash of their record: of one range, or of the given keys.",
+    wire.RecordsRequest,
+    wire.RecordsAnswer,
 )
 async def records(request: Request) -> Response:
     here = await _here(request)

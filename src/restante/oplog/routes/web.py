@@ -101,6 +101,7 @@ class SweepQuery(msgspec.Struct, frozen=True):
         wire.NEXT_POSITION: "Where to go on, for nodes of Restante.",
         wire.CURSOR_ON_YOU: "How far this node has read the log of the reader.",
         wire.GAP_TABLES: "Tables of which the reader needs a snapshot, as a JSON array.",
+        wire.NEW_TABLES: "Tables that the reader could not see before: it needs a snapshot, too.",
         wire.NODE_HOST: "The name of this node, for nodes of Restante.",
         wire.SERVER_TIME: "The time of this node in Unix milliseconds.",
     },

@@ -34,15 +34,17 @@ def wire_ulid(position: Position, *, is_approximate: bool) -> UUID:
     return UUID(int=moment << _RANDOM_BITS | int.from_bytes(digest[:10], "big"))
 
 
-def _is_for_postgres_only(record: str) -> bool:
+def record_for_us(record: str) -> bytes:
     """
-    Whether other parsers may refuse the record, and with it the page.
+    A record as our own nodes get it, in pages of the log and in snapshots.
 
-    The type json takes halves of a surrogate pair, and any depth.  They are sent as strings.
+    The type json takes halves of a surrogate pair, and any depth.  Other parsers may refuse such a
+    record, and with it the page: it is sent as a string.
     """
-    return (
+    is_for_postgres_only = (
         "\\ud" in record or "\\uD" in record or record.count("[") + record.count("{") > _MAX_NESTED
     )
+    return msgspec.json.encode(record) if is_for_postgres_only else record.encode()
 
 
 class PageEncoder:
@@ -107,7 +109,7 @@ class PageEncoder:
     def _data(self, record: Record) -> bytes:
         text = record.data or "null"
         if self._is_ours:
-            return msgspec.json.encode(text) if _is_for_postgres_only(text) else text.encode()
+            return record_for_us(text)
         data = text.encode()
         key_map = self._tables[record.table_id].key_map
         if not key_map:

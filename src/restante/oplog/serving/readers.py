@@ -97,6 +97,11 @@ async def note_page_ends(
     await connection.execute(queries.note_page_ends, peer_id, entries, _PAGE_ENDS)
 
 
+async def note_shown(connection: Connection, peer_id: int, table_id: int | None) -> None:
+    """A peer begins to read a table that it could not see before, or all of them."""
+    await connection.execute(queries.note_shown, peer_id, table_id)
+
+
 async def end_snapshots(connection: Connection, peer_id: int, *, now: datetime) -> None:
     """
     Release the pins of a peer that reads the log again.

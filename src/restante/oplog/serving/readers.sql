@@ -70,6 +70,12 @@ update op_peers
   from changed
  where op_peers.id = changed.id;
 
+-- name: note_shown
+-- It takes a snapshot of the table now, or reads all tables from the beginning.
+update op_peers
+   set shown_later = case when $2::integer is null then '{}' else array_remove(shown_later, $2) end
+ where id = $1 and shown_later <> '{}';
+
 -- name: end_snapshots
 -- A peer that reads the log takes no snapshot any more; what it has taken was served to it.  It is not
 -- evicted again at once, while it reads what was written meanwhile.

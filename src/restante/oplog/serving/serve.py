@@ -75,6 +75,7 @@ class Page:
     scanned: "End"  # nothing up to here is left for the reader
     is_limited: bool
     gap_tables: tuple[str, ...] = ()
+    new_tables: tuple[str, ...] = ()  # the reader could not see them before
     lowest_kept: UUID | None = None  # in case of a gap; above all that was dropped if nothing is
 
     @property
@@ -106,6 +107,8 @@ async def read(
             await readers.note_confirmed(
                 connection, reader.peer.id, confirmed, head=ask.head, now=now
             )
+            if start.is_first and reader.peer.shown_later:
+                await readers.note_shown(connection, reader.peer.id, None)
     return page
 
 
@@ -300,8 +303,11 @@ async def _with_gap(connection: Connection, page: Page, reader: Reader, *, is_ou
             gone = [one for one in tables if one.trimmed]
         if gone and lowest is None:
             lowest = ulids.following(max(one.floor for one in gone))
+    new: tuple[str, ...] = ()
+    if is_ours and reader.peer is not None and not page.start.is_first:
+        new = tuple(one.name for one in tables if one.id in reader.peer.shown_later)
     names = tuple(one.name for one in gone)
-    return replace(page, gap_tables=names, lowest_kept=lowest if gone else None)
+    return replace(page, gap_tables=names, new_tables=new, lowest_kept=lowest if gone else None)
 
 
 def _has_gap(table: LoggedTable, start: Start, *, is_ours: bool) -> bool:

@@ -23,6 +23,7 @@ from restante.oplog import positions, tables, ulids
 from restante.oplog.peers import Peer
 from restante.oplog.positions import Position
 from restante.oplog.serving import readers
+from restante.oplog.serving.encoding import record_for_us
 from restante.oplog.tables import Column, TrackedTable
 from restante.wire import oplog as wire
 
@@ -59,6 +60,7 @@ async def begin(
         at = Position(row["era"], row["xmin"], ulids.LOWEST, 0)
         start = str(at)
         await tx.execute(queries.pin, peer.id, table.id, start, now + PIN_LASTS)
+        await readers.note_shown(tx, peer.id, table.id)
         await readers.note_served(tx, peer.id, at)  # it confirms this when it is complete
         cursor = positions.parsed(row["cursor_on_you"] or "")
         return wire.SnapshotStart(
@@ -66,6 +68,7 @@ async def begin(
             host=await tables.own_host(tx),
             columns=[column.name for column in table.columns],
             cursor_on_you=str(cursor) if cursor else None,
+            unlogged=str(table.unlogged) if table.unlogged else "",
         )
 
 
@@ -189,7 +192,7 @@ async def _records(
         _records_page(table, is_first=not after), after or None, MAX_RECORDS, MAX_BYTES
     )
     rows = sorted(rows, key=lambda row: row["at"])
-    entries = [_entry(row, Raw(row["data"].encode())) for row in rows]
+    entries = [_entry(row, Raw(record_for_us(row["data"]))) for row in rows]
     # A page may be cut short by its bytes, so only an empty one is the last.
     return entries, rows[-1]["key"] if rows else None
 

@@ -3,6 +3,7 @@
 select set_config('search_path', $1, true), set_config('timezone', 'UTC', true),
        set_config('datestyle', 'ISO, MDY', true), set_config('intervalstyle', 'postgres', true),
        set_config('extra_float_digits', '1', true), set_config('bytea_output', 'hex', true),
+       set_config('lc_monetary', 'C', true),
        -- The statistics of a table that has just grown say that it is empty.
        set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
 

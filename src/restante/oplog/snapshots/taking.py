@@ -9,18 +9,16 @@ do not fail, the peer's log is read from the position at which the first of them
 fails goes on later, and then the log is read again from where that one began.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
 import msgspec
 import structlog
 from msgspec import Raw
 
-from restante.database import sql
-from restante.database.pool import Connection, Database, Row, Tx
+from restante.database.pool import Database
 from restante.errors import (
     PeerUnreachable,
     RestanteError,
@@ -28,13 +26,13 @@ from restante.errors import (
     StatementTimedOut,
     TableBusy,
 )
-from restante.oplog import positions, rules, tables, ulids
-from restante.oplog.applying import boundary, records
+from restante.oplog import positions, tables, ulids
+from restante.oplog.applying import boundary
 from restante.oplog.applying.parking import ParkedFull
 from restante.oplog.applying.records import KeysTaken
 from restante.oplog.peers import Peer, normalised_host
 from restante.oplog.remote import Remote, is_about_all
-from restante.oplog.snapshots import snapshot, taking_page
+from restante.oplog.snapshots import progress, snapshot, taking_entries, taking_page
 from restante.oplog.snapshots.taking_entries import Phase, Snapshot, Taking
 from restante.oplog.snapshots.taking_page import RecordFault
 from restante.oplog.tables import TrackedTable
@@ -42,8 +40,6 @@ from restante.text import printable
 from restante.wire import oplog as wire
 
 log = structlog.get_logger()
-
-queries = sql.load("restante.oplog.snapshots", "taking")
 
 _Step = Callable[[Peer, Snapshot, TrackedTable], Awaitable[None]]
 
@@ -55,30 +51,6 @@ _SMALL_PART = 50
 _BUSY = (TableBusy, StatementTimedOut)
 _NO_SNAPSHOTS = (404, 405)
 _KEPT_OUT = "A trigger or a rule of the table keeps the record out of it."
-
-
-async def want(  # noqa: PLR0913 - what is wanted, and why
-    connection: Connection,
-    peer: Peer,
-    wanted: Iterable[TrackedTable],
-    *,
-    is_for_gap: bool,
-    is_repair: bool = False,
-    is_new: bool = False,
-    now: datetime,
-) -> None:
-    """
-    Take snapshots of these tables before anything else is read from the peer.
-
-    They are new if nothing of them was read from it before.
-    """
-    ids = [table.id for table in wanted]
-    await connection.execute(queries.want, peer.id, ids, is_for_gap, now, is_repair, is_new)
-
-
-async def pending_tables(connection: Connection, peer: Peer) -> set[int]:
-    """The tables of which a snapshot is wanted from the peer, and not complete."""
-    return {row["table_id"] for row in await connection.fetch(queries.pending, peer.id)}
 
 
 class TableFailed(Exception):
@@ -123,7 +95,7 @@ class Taker:
         Raises TableFailed, and PeerUnreachable if any other table would fail as well.
         """
         async with self.db.connection() as connection:
-            pending = await _pending(connection, peer)
+            pending = await progress.pending(connection, peer)
             known = {table.id: table for table in await tables.all_tables(connection)}
         for one in pending:
             if one.phase != "done" and one.table_id not in waiting:
@@ -153,7 +125,7 @@ class Taker:
             await self._step(one.phase)(peer, one, table)
         except SnapshotGone as error:
             async with self.db.connection() as connection:
-                await connection.execute(queries.restart, one.peer_id, one.table_id, self.clock())
+                await progress.restart(connection, one, now=self.clock())
             log.warning("snapshot_restarted", peer=peer.host, table=table.name, begun=one.begun)
             raise PeerUnreachable(
                 f"The peer no longer keeps the snapshot of {table.name}; it begins again."
@@ -186,16 +158,11 @@ class Taker:
                 f"Its snapshot is in the name of {printable(host)}, for which it may not speak."
             )
         cursor = positions.parsed(started.cursor_on_you or "")
+        if table.id in peer.shown_later:
+            cursor = None  # whatever it has read of us, this table was not part of it
         async with self.db.connection() as connection:
-            await connection.execute(
-                queries.began,
-                one.peer_id,
-                one.table_id,
-                started.start,
-                host,
-                started.columns,
-                str(cursor) if cursor else None,
-                self.clock(),
+            await progress.begin(
+                connection, one, started, host=host, cursor=cursor, now=self.clock()
             )
         log.info("snapshot_begun", peer=peer.host, table=table.name, start=started.start)
 
@@ -257,20 +224,11 @@ class Taker:
         following: tuple[str, str],
     ) -> None:
         """Decide about a page and note the progress, in one transaction."""
-        floor = ulids.parsed(page.floor)
-        if floor is None:
-            raise PeerUnreachable("The floor of its snapshot is unreadable.")
-        if rules.is_ahead(floor, now=self.clock()):
-            # Adopting it would set our clock ahead as well.
-            raise PeerUnreachable(
-                f"It has dropped changes of {ulids.moment_of(floor):%Y-%m-%d %H:%M:%S} UTC, "
-                f"which is ahead of our clock; the snapshot of {table.name} goes on then."
-            )
-        told = replace(
-            one,
-            floor=max(one.floor, floor),
-            floor_origin=page.floor_origin if floor > one.floor else one.floor_origin,
-        )
+        floor = taking_entries.floor_of(page, table, now=self.clock())
+        told = one
+        if floor > one.floor:
+            origin = taking_entries.floor_origin_of(page, peer, one, own_host=self.own_host)
+            told = replace(one, floor=floor, floor_origin=origin)
         taking = Taking(peer, table, told, self.own_host, floor, self.clock())
         try:
             await self._commit(taking, one, page.entries, following)
@@ -309,7 +267,7 @@ class Taker:
         try:
             async with self.db.transaction() as tx:
                 parked = await taking_page.park(tx, taking, entry, fault)
-                await _count(tx, one, parked)
+                await progress.count(tx, one, parked)
         except ParkedFull as error:
             raise _parked_full() from error
 
@@ -338,100 +296,21 @@ class Taker:
         try:
             async with self.db.transaction() as tx:
                 taken = await taking_page.take(tx, taking, entries)
-                await _count(tx, one, taken)
+                await progress.count(tx, one, taken)
                 if following:
-                    await _progress(tx, taking, one, len(entries), following)
+                    await progress.note(tx, taking, one, len(entries), following)
         except ParkedFull as error:
             raise _parked_full() from error
 
     async def _settle(self, peer: Peer) -> None:
         """What is complete is settled: the log is read on from the first start."""
         async with self.db.connection() as connection:
-            cursor = await connection.fetchval(queries.settle, peer.id, self.clock())
+            cursor = await progress.settle(connection, peer, now=self.clock())
         log.info("snapshots_complete", peer=peer.host, cursor=cursor)
 
     async def _forget(self, one: Snapshot) -> None:
         async with self.db.connection() as connection:
-            await connection.execute(queries.forget, one.peer_id, one.table_id)
-
-
-async def _count(tx: Tx, one: Snapshot, taken: taking_page.Taken) -> None:
-    if taken != taking_page.Taken():
-        await tx.execute(
-            queries.count,
-            one.peer_id,
-            taken.applied,
-            taken.parked,
-            taken.refused,
-            taken.conflicts,
-        )
-
-
-async def _progress(
-    tx: Tx, taking: Taking, one: Snapshot, entries: int, following: tuple[str, str]
-) -> None:
-    """Raises SnapshotGone if it was aborted here, by a pause or by another server."""
-    phase, after = following
-    told = taking.progress
-    if phase == "done":
-        await _adopt_floor(tx, told)
-    moved = await tx.fetchval(
-        queries.progressed,
-        one.peer_id,
-        one.table_id,
-        one.start,
-        one.phase,
-        one.after,
-        phase,
-        after,
-        entries,
-        taking.now,
-        told.floor,
-        told.floor_origin,
-    )
-    if not moved:
-        raise SnapshotGone(f"The snapshot of {taking.table.name} was begun again here.")
-
-
-async def _adopt_floor(tx: Tx, one: Snapshot) -> None:
-    """What the server has dropped is unknown here too, and our clock is above it."""
-    await tx.execute(queries.adopt_floor, one.table_id, one.floor, one.floor_origin)
-    await records.raise_clock(tx, one.floor)
-
-
-async def _pending(connection: Connection, peer: Peer) -> list[Snapshot]:
-    """What is wanted from the peer; tables that others refer to come first."""
-    rows = await connection.fetch(queries.pending, peer.id)
-    if not rows:
-        return []
-    found = {row["table_id"]: _snapshot(row) for row in rows}
-    graph: dict[int, set[int]] = {table_id: set() for table_id in found}
-    for row in await connection.fetch(queries.references):
-        if row["child"] in found and row["parent"] in found:
-            graph[row["child"]].add(row["parent"])
-    try:
-        return [found[table_id] for table_id in TopologicalSorter(graph).static_order()]
-    except CycleError:
-        return list(found.values())
-
-
-def _snapshot(row: Row) -> Snapshot:
-    return Snapshot(
-        row["peer_id"],
-        row["table_id"],
-        row["phase"],
-        row["is_for_gap"],
-        row["after"],
-        row["start"],
-        row["host"],
-        frozenset(row["columns"]),
-        row["floor"],
-        row["floor_origin"],
-        positions.parsed(row["server_cursor"] or ""),
-        row["records"],
-        row["begun"],
-        row["is_repair"],
-    )
+            await progress.forget(connection, one)
 
 
 def _parked_full() -> TableBusy:

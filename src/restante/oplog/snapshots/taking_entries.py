@@ -47,6 +47,7 @@ class Snapshot:
     records: int
     begun: int
     is_repair: bool = False
+    has_unlogged: bool = False  # the server has changes without ops, which we have not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Taking:
             is_first=cursor is None or (unlogged is not None and cursor < unlogged),
             has_read_us=cursor is not None and (trimmed is None or cursor >= trimmed),
             is_repair=self.progress.is_repair,
+            has_unlogged=self.progress.has_unlogged,
         )
 
     @property
@@ -84,6 +86,35 @@ class Taking:
         """The columns that both nodes have, and that are written."""
         ours = {column.name for column in self.table.columns if not column.is_generated}
         return self.progress.columns & ours
+
+
+def floor_of(page: wire.SnapshotPage, table: TrackedTable, *, now: datetime) -> UUID:
+    """The floor that a page tells; raises PeerUnreachable if it cannot be adopted."""
+    floor = ulids.parsed(page.floor)
+    if floor is None:
+        raise PeerUnreachable("The floor of its snapshot is unreadable.")
+    if rules.is_ahead(floor, now=now):
+        # Adopting it would set our clock ahead as well.
+        raise PeerUnreachable(
+            f"It has dropped changes of {ulids.moment_of(floor):%Y-%m-%d %H:%M:%S} UTC, "
+            f"which is ahead of our clock; the snapshot of {table.name} goes on then."
+        )
+    return floor
+
+
+def floor_origin_of(
+    page: wire.SnapshotPage, peer: Peer, progress: Snapshot, *, own_host: str
+) -> str:
+    """
+    The host that made the op at the floor; raises PeerUnreachable if it is none.
+
+    The server may have dropped ops of hosts for which it may not speak here: then the floor is its
+    own.
+    """
+    origin = normalised_host(page.floor_origin)
+    if not boundary.is_host(origin):
+        raise PeerUnreachable("The host of the floor of its snapshot is unreadable.")
+    return origin if origin == own_host or peer.may_relay(origin) else progress.host
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from restante.database.pool import SCHEMA, Database, Row, Tx
 from restante.errors import PeerUnreachable
 from restante.oplog import positions, rules, tables, ulids
 from restante.oplog.applying import conflicts, merge, parking, records
+from restante.oplog.applying.boundary import Refusal
 from restante.oplog.applying.conflicts import Conflict
 from restante.oplog.applying.records import Change
 from restante.oplog.positions import Position
@@ -23,6 +24,7 @@ from restante.oplog.rules import (
     Action,
     Newest,
     Outcome,
+    OwnName,
     SnapshotPair,
     SnapshotSides,
     Verdict,
@@ -108,13 +110,13 @@ async def take(tx: Tx, taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> Ta
     if not entries:
         return Taken(refused=refused, parked=len(ahead))
     try:
-        applied, found = await _taken(tx, taking, entries)
+        applied, claimed, found = await _taken(tx, taking, entries)
     except driver_errors.FROM_THE_DRIVER as error:
         reason = driver_errors.record_fault(error, own_schema=SCHEMA)
         if reason is None:
             raise
         raise RecordFault(reason, driver_errors.full_reason(error)) from error
-    return Taken(applied, refused, len(ahead), found)
+    return Taken(applied, refused + claimed, len(ahead), found)
 
 
 async def park(tx: Tx, taking: Taking, sent: wire.SnapshotEntry, fault: RecordFault) -> Taken:
@@ -125,8 +127,9 @@ async def park(tx: Tx, taking: Taking, sent: wire.SnapshotEntry, fault: RecordFa
     return Taken(parked=1)
 
 
-async def _taken(tx: Tx, taking: Taking, entries: Sequence[Entry]) -> tuple[int, int]:
-    """How many were changed, and how many conflicts there were."""
+async def _taken(tx: Tx, taking: Taking, entries: Sequence[Entry]) -> tuple[int, int, int]:
+    """How many were changed, how many are not ours, and how many conflicts there were."""
+    name = await tables.own_name(tx)
     # Before `begin`, after which only the tables' own schemas are searched.
     hosts = await _hosts(tx, taking, entries)
     await records.begin(tx, [taking.table])
@@ -138,15 +141,44 @@ async def _taken(tx: Tx, taking: Taking, entries: Sequence[Entry]) -> tuple[int,
     decided = [
         _Decided(entry, mine, rules.judge_snapshot(mine.pair, sides))
         for entry, mine in zip(entries, own, strict=True)
+        if not _is_claimed(taking, name, mine.pair)
     ]
     applied = await _write(tx, taking, decided, hosts)
     found = [conflict for one in decided if (conflict := _conflict(one, sides))]
     new_conflicts = await conflicts.add(tx, taking.table.name, found, now=taking.now)
-    versions = [entry.newest.version.ulid for entry in entries if entry.newest]
+    versions = [one.entry.newest.version.ulid for one in decided if one.entry.newest]
     if versions:
         await records.raise_clock(tx, max(versions))
     await tx.execute(queries.check_constraints)
-    return applied, new_conflicts
+    claimed = len(entries) - len(decided)
+    if claimed:
+        log.warning(
+            "ops_refused",
+            peer=taking.peer.host,
+            table=taking.table.name,
+            records={Refusal.OWN_NAME: claimed},
+        )
+    return applied, claimed, new_conflicts
+
+
+def _is_claimed(taking: Taking, name: OwnName, pair: SnapshotPair) -> bool:
+    """
+    Whether the server has a change in our name that we did not make, or have lost.
+
+    A repair takes it: the operator knows why it is there.
+    """
+    if pair.server is None or taking.progress.is_repair:
+        return False
+    version = pair.server.version
+    return (
+        name.is_claimed(
+            version,
+            is_approximate=pair.server.is_approximate,
+            unlogged=taking.table.unlogged_ulid,
+        )
+        and version.ulid > taking.table.floor
+        and (pair.own is None or version > pair.own.version)
+    )
 
 
 async def _sides(tx: Tx, taking: Taking) -> SnapshotSides:

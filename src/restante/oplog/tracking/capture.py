@@ -16,7 +16,7 @@ from restante.database.pool import Connection, Database
 from restante.errors import BadRequest, TableBusy, TableUntrackable
 from restante.oplog import tables
 from restante.oplog.tables import TrackedTable
-from restante.oplog.tracking import leftovers, own_limits, relations, trackable, triggers
+from restante.oplog.tracking import clock, leftovers, own_limits, relations, trackable, triggers
 from restante.oplog.tracking.own_limits import OwnLimits
 from restante.oplog.tracking.trackable import Facts
 from restante.text import printable
@@ -65,6 +65,7 @@ async def track(db: Database, wanted: Wanted, *, host: str | None, now: datetime
             raise TableUntrackable(f"{printable(facts.shown)} is tracked already.")
         wire_name = await _free_name(tx, facts, wanted)
         host = await tables.identify(tx, host)
+        await clock.restart_if_unused(tx)
         width = await own_limits.width(tx, wanted.limits)
         table_id = await relations.add(
             tx, facts, wire_name, dict(wanted.key_map), width=width, now=now

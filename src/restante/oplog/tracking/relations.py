@@ -193,16 +193,7 @@ async def install(tx: Tx, table_id: int, facts: Facts) -> None:
 
 async def create_function(tx: Tx, table_id: int, facts: Facts) -> None:
     """Create or replace the function that the triggers call, for the columns as they are now."""
-    keys = facts.key_columns or ()
-    await tx.execute(
-        triggers.function(
-            table_id,
-            keys,
-            shape=facts.shape,
-            has_hash=facts.has_hash,
-            is_exact=facts.is_key_exact,
-        )
-    )
+    await tx.execute(triggers.function(table_id, facts))
     name = triggers.function_name(table_id)
     await tx.execute(f"revoke all on function {name} from public")
     await tx.execute(
@@ -210,7 +201,7 @@ async def create_function(tx: Tx, table_id: int, facts: Facts) -> None:
         table_id,
         facts.schema_name,
         facts.table_name,
-        keys,
+        facts.key_columns or (),
         facts.key_numbers,
         facts.shape,
     )
@@ -238,7 +229,7 @@ async def mark_now(tx: Tx, table_id: int, host: str, *, has_records: bool) -> No
 
 
 async def want_snapshots(tx: Tx, table: TrackedTable, *, now: datetime) -> None:
-    """Take the table from every peer whose log was read before the table was tracked."""
+    """Take the table from every peer whose log was read without it."""
     await tx.execute(queries.want_snapshots, table.id, table.name, now)
 
 
@@ -257,11 +248,16 @@ async def begin_again(tx: Tx, table: TrackedTable, *, now: datetime) -> None:
     """
     What waits to be applied to a table and is older than its floor goes to the conflict log.
 
-    A snapshot that is being taken begins again.
+    The peers have it, and believe that we have read it: the table is taken from them again.  A
+    snapshot that is being taken begins again.  Noted deletes stay: whoever looks at them waits for
+    our locks, so we must not wait for theirs, and without a log they do nothing.
     """
-    await tx.execute(queries.report_older_parked, table.id, now, conflicts.MAX_DATA_BYTES)
-    await tx.execute(queries.forget_unsettled, table.id)
+    reported = await tx.fetchval(
+        queries.report_older_parked, table.id, now, conflicts.MAX_DATA_BYTES
+    )
     await tx.execute(queries.restart_snapshots, table.id)
+    if reported:
+        await want_snapshots(tx, table, now=now)
 
 
 async def empty_log(tx: Tx, table: TrackedTable) -> None:

@@ -82,9 +82,30 @@ select pg_class.oid::bigint as oid, nspname::text as schema_name, relname::text 
                   where adrelid = attrelid and adnum = attnum
              )) as counted,
              array_agg(attname::text order by at) filter (where
-                 coalesce(nullif(typbasetype, 0), atttypid)::regtype::text
-                     in ('numeric', 'real', 'double precision')
-                 or typname = 'citext') as loose
+                 not coalesce((select collisdeterministic from pg_collation
+                                where pg_collation.oid = attcollation), true)
+                 or atttypid = 'bpchar'::regtype and atttypmod < 0
+                 or exists (
+                     -- Also as the base of a domain, the element of an array, and within a range or row.
+                     with recursive inside (type) as (
+                         select atttypid
+                         union
+                         select part.type
+                           from inside
+                           join pg_type as outer_type on outer_type.oid = inside.type
+                           left join pg_range on inside.type in (rngtypid, rngmultitypid)
+                          cross join lateral (
+                             values (outer_type.typbasetype), (outer_type.typelem), (rngsubtype)
+                             union all
+                             select field.atttypid from pg_attribute as field
+                              where field.attrelid = outer_type.typrelid and field.attnum > 0
+                          ) as part (type)
+                          where part.type <> 0
+                     )
+                     select from inside join pg_type as found on found.oid = inside.type
+                      where found.typname
+                            in ('numeric', 'float4', 'float8', 'interval', 'jsonb', 'citext')
+                 )) as loose
         from pg_index
        cross join unnest(indkey) with ordinality as part (number, at)
         join pg_attribute on attrelid = indrelid and attnum = number
@@ -185,13 +206,15 @@ with older as (
        and op_parked.table_name = tracked.name
        and op_parked.ulid <= tracked.floor
     returning op_parked.*, tracked.floor, tracked.floor_origin
+), reported as (
+    insert into op_conflicts (
+        noticed_at, table_name, key, reason, kept_ulid, kept_origin, lost_ulid, lost_origin, lost
+    )
+    select $2, table_name, coalesce(key, ''), 'approximate', floor, floor_origin, ulid, origin,
+           case when action = 'd' then 'null' when pg_column_size(data) <= $3 then data end
+      from older
 )
-insert into op_conflicts (
-    noticed_at, table_name, key, reason, kept_ulid, kept_origin, lost_ulid, lost_origin, lost
-)
-select $2, table_name, coalesce(key, ''), 'approximate', floor, floor_origin, ulid, origin,
-       case when action = 'd' then 'null' when pg_column_size(data) <= $3 then data end
-  from older;
+select count(*) from older;
 
 -- name: forget_unsettled
 delete from op_unsettled where table_id = $1;
@@ -205,12 +228,12 @@ with pins as (delete from op_pins where table_id = $1)
 delete from op_snapshots where table_id = $1;
 
 -- name: want_snapshots
--- From the peers whose logs we have read already: their ops of this table were refused then.
+-- From the peers whose logs we have read already: their ops of this table were refused then, or dropped.
 insert into op_snapshots (peer_id, table_id, phase, is_for_gap, started_at, progressed_at, is_new)
 select op_peers.id, $1, 'new', false, $3, $3, true
   from op_peers
  where protocol = 'restante' and cursor <> '' and (tables is null or $2 = any(tables))
-    on conflict do nothing;
+    on conflict (peer_id, table_id) do update set is_new = true;
 
 -- name: partitions
 -- The table itself, and its partitions at all levels, with the state of our triggers on each; and those

@@ -184,7 +184,8 @@ def warnings(facts: Facts) -> list[str]:
     if facts.loose_keys:
         found.append(
             f"Equal values of its key ({', '.join(facts.loose_keys)}) may be written in different "
-            "ways, such as 1.0 and 1.00: always write them in the same way."
+            "ways, such as 1.0 and 1.00, or 1 day and 24:00: always write them in the same way, or "
+            "peers have two records for one."
         )
     if facts.is_subscribed:
         found.append(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from string import Template
 
 from restante.database import sql
+from restante.oplog.tracking.trackable import Facts
 
 queries = sql.load("restante.oplog.tracking", "triggers")
 
@@ -30,9 +31,11 @@ SETTINGS = {
     "intervalstyle": "'postgres'",
     "extra_float_digits": "1",
     "bytea_output": "'hex'",
+    "lc_monetary": "'C'",
 }
 
 _BODY = Template(queries.capture)
+_COLUMNS = "table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, old_hash, key, data"
 
 
 def function_name(table_id: int) -> str:
@@ -40,29 +43,29 @@ def function_name(table_id: int) -> str:
     return f"restante.op_capture_{table_id}"
 
 
-def function(
-    table_id: int, keys: Sequence[str], *, shape: int, has_hash: bool, is_exact: bool
-) -> str:
-    """
-    The statement that creates or replaces it.
-
-    `shape` is `op_shape` of the table.  `has_hash`: all types of its columns have a hash function.
-    `is_exact`: values of its key that are equal have the same text.
-    """
+def function(table_id: int, facts: Facts) -> str:
+    """The statement that creates or replaces it, for the table as it is now."""
+    keys = facts.key_columns or ()
+    old_hash = (
+        "hash_record_extended(o.*, 0)"
+        if facts.has_hash
+        else "hashtextextended(cast((o.*) as text), 0)"
+    )
     body = _BODY.substitute(
         id=table_id,
         batch=RECORDS_PER_OP,
         batch_less_1=RECORDS_PER_OP - 1,
         max_fast=_MAX_FAST_RECORDS,
-        shape=f"({shape})",
+        relation=facts.oid,
+        shape=f"({facts.shape})",
+        columns=_COLUMNS,
         new_key=_key("n", keys),
         old_key=_key("o", keys),
         old_key_object=_key_object("o", keys),
-        new_key_lists=_key_lists("n", keys, is_exact=is_exact),
-        old_key_lists=_key_lists("o", keys, is_exact=is_exact),
-        old_hash="hash_record_extended(o.*, 0)"
-        if has_hash
-        else "hashtextextended(cast((o.*) as text), 0)",
+        same_key=_same_key(keys, is_exact=facts.is_key_exact),
+        new_key_lists=_key_lists("n", keys, is_exact=facts.is_key_exact),
+        old_key_lists=_key_lists("o", keys, is_exact=facts.is_key_exact),
+        old_hash=old_hash,
     )
     settings = "\n".join(f"set {name} = {value}" for name, value in SETTINGS.items())
     return (
@@ -103,6 +106,13 @@ def removal(relation: str) -> list[str]:
 
 def _key(row: str, keys: Sequence[str]) -> str:
     return f"json_build_array({', '.join(f'{row}.{sql.quoted(key)}' for key in keys)})::text"
+
+
+def _same_key(keys: Sequence[str], *, is_exact: bool) -> str:
+    """Whether a record has kept its key; its text, if equal values may have different ones."""
+    if not is_exact:
+        return f"{_key('n', keys)} = {_key('o', keys)}"
+    return " and ".join(f"n.{name} = o.{name}" for name in map(sql.quoted, keys))
 
 
 def _key_lists(row: str, keys: Sequence[str], *, is_exact: bool) -> str:
