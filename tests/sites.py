@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from aiohttp import ClientSession, ClientTimeout
 from starlette.applications import Starlette
+from endings import stop_listening
 from starlette.datastructures import State
 
 from restante.server import wiring
@@ -68,7 +69,7 @@ async def running_site(settings: Settings, *, port: int = 0) -> AsyncIterator[Si
 async def _close(http: HttpServer, serving: "asyncio.Task[None]") -> None:
     """What uvicorn does at its end, without the tenths of a second that it sleeps in between."""
     for server in http.servers:
-        server.close()
+        await stop_listening(server)
     for connection in list(http.server_state.connections):
         connection.shutdown()
     serving.cancel()
