@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
 from aiohttp import ClientSession, ClientTimeout
-from starlette.applications import Starlette
 from endings import stop_listening
+from starlette.applications import Starlette
 from starlette.datastructures import State
 
-from restante.server import wiring
+from restante.server import jobs, wiring
 from restante.server.listener import HttpServer, address_of, listen
+from restante.server.loops import Loop
 from restante.settings import Settings
 
 ADMIN_TOKEN = "the-admin-token-of-the-tests"
@@ -49,9 +51,12 @@ def settings_for(dsn: str, data_dir: Path, **chosen: Any) -> Settings:
 
 
 @asynccontextmanager
-async def running_site(settings: Settings, *, port: int = 0) -> AsyncIterator[Site]:
+async def running_site(
+    settings: Settings, *, port: int = 0, with_jobs: bool = True
+) -> AsyncIterator[Site]:
     """Serve on a loopback port, by default a free one; at the end nothing of it is left."""
-    async with wiring.application(settings) as (app, _):
+    application = wiring.application if with_jobs else _application_without_jobs
+    async with application(settings) as (app, _):
         ready = asyncio.Event()
         http = wiring.http_server(settings, app, on_ready=ready.set)
         with listen("127.0.0.1", port) as listening:
@@ -64,6 +69,22 @@ async def running_site(settings: Settings, *, port: int = 0) -> AsyncIterator[Si
                     yield Site(url, session, app, app.state, settings)
             finally:
                 await _close(http, serving)
+
+
+@asynccontextmanager
+async def _application_without_jobs(
+    settings: Settings,
+) -> AsyncIterator[tuple[Starlette, Path | None]]:
+    """Their first passes, on ten connections at once, take as long as all else in a short test."""
+    async with AsyncExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jobs, "loops", _no_loops)
+            started = await stack.enter_async_context(wiring.application(settings))
+        yield started
+
+
+def _no_loops(*_: object) -> list[Loop]:
+    return []
 
 
 async def _close(http: HttpServer, serving: "asyncio.Task[None]") -> None:
