@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import io
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -41,6 +41,20 @@ async def ask(site: Site, method: str, path: str, **options: Any) -> Answer:
     """One request and its whole answer."""
     async with site.http.request(method, path, **options) as answer:
         return Answer(answer.status, CIMultiDict(answer.headers), await answer.read())
+
+
+async def until_refused(asked: Iterable[Awaitable[Answer]]) -> list[Answer]:
+    """
+    The answers up to the first refusal, as long as there is one.
+
+    An allowance per minute grows while slow requests run: those after the refusal may be accepted.
+    """
+    answers: list[Answer] = []
+    for one in asked:
+        answers.append(await one)
+        if answers[-1].status != 200:
+            break
+    return answers
 
 
 @dataclass(frozen=True, slots=True)

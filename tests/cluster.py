@@ -42,6 +42,7 @@ FAST = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
+    "autovacuum": "off",  # the databases live for less than a second
     "max_connections": "300",
     "max_prepared_transactions": "10",
 }

@@ -163,8 +163,15 @@ def run_site(dsn: str, tmp_path: Path) -> SiteFactory:
 
 
 @pytest.fixture
-async def site(run_site: SiteFactory) -> AsyncIterator[Site]:
-    """A server with the default settings, in the test's own event loop."""
+async def site(dsn: str, tmp_path: Path) -> AsyncIterator[Site]:
+    """A server with the default settings, in the test's own event loop; no background job runs."""
+    async with running_site(settings_for(dsn, tmp_path), with_jobs=False) as site:
+        yield site
+
+
+@pytest.fixture
+async def site_with_jobs(run_site: SiteFactory) -> AsyncIterator[Site]:
+    """The same with its background jobs."""
     async with run_site() as site:
         yield site
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
+from endings import stop_listening
 from multidict import CIMultiDict
 from sites import Site
 
@@ -74,9 +75,6 @@ class Impostor:
 
     async def end(self) -> None:
         """End the answers that are still being sent, also to clients that no longer read."""
-        # A connection that the system has accepted takes a few steps of the loop to get here.
-        for _ in range(3):
-            await asyncio.sleep(0)
         connections = dict(self._connections)
         for connection, writer in connections.items():
             connection.cancel()
@@ -112,7 +110,7 @@ async def impostor(answering: Answering) -> AsyncIterator[Impostor]:
     try:
         yield served
     finally:
-        server.close()
+        await stop_listening(server)
         await served.end()
 
 

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import parse_qs, urlsplit
 
+from endings import stop_listening
+
 _PIECE = 64 * 1024
 
 
@@ -123,7 +125,7 @@ class Link:
         try:
             yield self
         finally:
-            server.close()
+            await stop_listening(server)
             for line in list(self.lines):
                 line.cut()
             await asyncio.sleep(0)

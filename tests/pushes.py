@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 from aiohttp import web
+from endings import stop_listening
 from sites import Site
 
 MIB = 1024 * 1024
@@ -30,10 +31,12 @@ async def receiver(handler: Handler) -> AsyncIterator[str]:
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
+    assert runner.server is not None
+    server = await asyncio.get_running_loop().create_server(runner.server, "127.0.0.1", 0)
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
+        await stop_listening(server)
         await runner.cleanup()
 
 
@@ -48,8 +51,10 @@ async def raw_receiver(answer: bytes) -> AsyncIterator[str]:
         writer.close()
 
     server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
-    async with server:
+    try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        await stop_listening(server)
 
 
 @dataclass(frozen=True, slots=True)

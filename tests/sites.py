@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
 from aiohttp import ClientSession, ClientTimeout
+from endings import stop_listening
 from starlette.applications import Starlette
 from starlette.datastructures import State
 
-from restante.server import wiring
+from restante.server import jobs, wiring
 from restante.server.listener import HttpServer, address_of, listen
+from restante.server.loops import Loop
 from restante.settings import Settings
 
 ADMIN_TOKEN = "the-admin-token-of-the-tests"
@@ -48,9 +51,12 @@ def settings_for(dsn: str, data_dir: Path, **chosen: Any) -> Settings:
 
 
 @asynccontextmanager
-async def running_site(settings: Settings, *, port: int = 0) -> AsyncIterator[Site]:
+async def running_site(
+    settings: Settings, *, port: int = 0, with_jobs: bool = True
+) -> AsyncIterator[Site]:
     """Serve on a loopback port, by default a free one; at the end nothing of it is left."""
-    async with wiring.application(settings) as (app, _):
+    application = wiring.application if with_jobs else _application_without_jobs
+    async with application(settings) as (app, _):
         ready = asyncio.Event()
         http = wiring.http_server(settings, app, on_ready=ready.set)
         with listen("127.0.0.1", port) as listening:
@@ -65,10 +71,26 @@ async def running_site(settings: Settings, *, port: int = 0) -> AsyncIterator[Si
                 await _close(http, serving)
 
 
+@asynccontextmanager
+async def _application_without_jobs(
+    settings: Settings,
+) -> AsyncIterator[tuple[Starlette, Path | None]]:
+    """Their first passes, on ten connections at once, take as long as all else in a short test."""
+    async with AsyncExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jobs, "loops", _no_loops)
+            started = await stack.enter_async_context(wiring.application(settings))
+        yield started
+
+
+def _no_loops(*_: object) -> list[Loop]:
+    return []
+
+
 async def _close(http: HttpServer, serving: "asyncio.Task[None]") -> None:
     """What uvicorn does at its end, without the tenths of a second that it sleeps in between."""
     for server in http.servers:
-        server.close()
+        await stop_listening(server)
     for connection in list(http.server_state.connections):
         connection.shutdown()
     serving.cancel()

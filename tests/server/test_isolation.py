@@ -21,6 +21,18 @@ from restante.server.app import ROUTES
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def site(shared_site: Site) -> Site:
+    """Each test has workspaces of its own."""
+    return shared_site
+
+
+@pytest.fixture
+def dsn(site: Site) -> str:
+    assert site.settings.database_url is not None
+    return site.settings.database_url
+
+
 def test_the_table_names_every_route():
     routes = {
         (method, route.path)

@@ -27,9 +27,11 @@ async def raw(site: Site, target: str, method: str = "GET", host: str = "restant
         ("/workspaces/%E2%82%AC/activity/", "/workspaces/%E2%82%AC/activity"),
     ],
 )
-async def test_the_location_is_relative_and_keeps_the_query(site: Site, target: str, location: str):
+async def test_the_location_is_relative_and_keeps_the_query(
+    shared_site: Site, target: str, location: str
+):
     """With the host that was sent, or with http, a token could go to somebody else."""
-    answer = await raw(site, target, host="evil.example")
+    answer = await raw(shared_site, target, host="evil.example")
 
     assert (answer.status, answer.headers["Location"], answer.body) == (307, location, b"")
 
@@ -42,25 +44,25 @@ async def test_the_location_is_relative_and_keeps_the_query(site: Site, target: 
         "/health/x/", "//",
     ],
 )  # fmt: skip
-async def test_an_address_that_is_none_of_ours_is_not_redirected(site: Site, target: str):
+async def test_an_address_that_is_none_of_ours_is_not_redirected(shared_site: Site, target: str):
     """A path that begins with two slashes would be the name of a host."""
-    answer = await raw(site, target)
+    answer = await raw(shared_site, target)
 
     assert answer.status in {400, 404}
     assert "Location" not in answer.headers
 
 
 @pytest.mark.parametrize("path", ["/ws/", "/nowhere", "/health", "/workspaces/x/ws/"])
-async def test_a_websocket_to_an_unknown_address_is_a_404(site: Site, path: str):
+async def test_a_websocket_to_an_unknown_address_is_a_404(shared_site: Site, path: str):
     """It is not a 403, which would say that the origin or the token is wrong."""
     with pytest.raises(WSServerHandshakeError) as refusal:
-        await site.http.ws_connect(path)
+        await shared_site.http.ws_connect(path)
 
     assert refusal.value.status == 404
 
 
-async def test_its_answer_is_a_json_problem(site: Site):
-    async with wire_to(site) as wire:
+async def test_its_answer_is_a_json_problem(shared_site: Site):
+    async with wire_to(shared_site) as wire:
         upgrade = (
             "Connection: Upgrade",
             "Upgrade: websocket",
@@ -73,14 +75,14 @@ async def test_its_answer_is_a_json_problem(site: Site):
     assert (answer.status, answer.json["code"]) == (404, "no_such_route")
 
 
-async def test_a_request_to_another_host_in_its_first_line_stays_here(site: Site):
-    answer = await raw(site, "http://evil.example/health/")
+async def test_a_request_to_another_host_in_its_first_line_stays_here(shared_site: Site):
+    answer = await raw(shared_site, "http://evil.example/health/")
 
     assert answer.headers.get("Location", "/health") == "/health"
 
 
-async def test_a_client_that_follows_sends_its_files_again(site: Site):
-    caller = await registered(site)
+async def test_a_client_that_follows_sends_its_files_again(shared_site: Site):
+    caller = await registered(shared_site)
 
     sent = await caller.ask(
         "POST", "/chat/uploads/", data=form(Part(b"hello")), headers={"Content-Type": FORM}
@@ -91,10 +93,10 @@ async def test_a_client_that_follows_sends_its_files_again(site: Site):
     assert [row["seq"] for row in rows.json] == [1]
 
 
-async def test_a_body_is_not_read_before_it_is_sent_elsewhere(site: Site):
-    caller = await registered(site)
+async def test_a_body_is_not_read_before_it_is_sent_elsewhere(shared_site: Site):
+    caller = await registered(shared_site)
 
-    async with wire_to(site) as wire:
+    async with wire_to(shared_site) as wire:
         path = f"{caller.path}/chat/uploads/"
         await wire.send(request_head("POST", path, token=caller.token, length=10**7))
         answer = await wire.answer()
@@ -102,18 +104,18 @@ async def test_a_body_is_not_read_before_it_is_sent_elsewhere(site: Site):
     assert (answer.status, answer.headers["Location"]) == (307, path[:-1])
 
 
-async def test_a_method_that_the_address_does_not_take_is_refused_there(site: Site):
-    answer = await ask(site, "DELETE", "/health/")
+async def test_a_method_that_the_address_does_not_take_is_refused_there(shared_site: Site):
+    answer = await ask(shared_site, "DELETE", "/health/")
 
     assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
 
 
-async def test_a_caller_needs_the_same_token_there(site: Site):
+async def test_a_caller_needs_the_same_token_there(shared_site: Site):
     """The redirect says nothing about the workspace: it looks at the shape of the address."""
-    known = await registered(site)
-    unknown = Caller(site, "5f0c6a52-3d1e-4b7a-9c1d-2e8f4a6b7c90", "")
+    known = await registered(shared_site)
+    unknown = Caller(shared_site, "5f0c6a52-3d1e-4b7a-9c1d-2e8f4a6b7c90", "")
 
-    answers = [await raw(site, f"{one.path}/activity/") for one in (known, unknown)]
+    answers = [await raw(shared_site, f"{one.path}/activity/") for one in (known, unknown)]
 
     assert [answer.status for answer in answers] == [307, 307]
-    assert (await ask(site, "GET", f"{known.path}/activity/")).status == 401
+    assert (await ask(shared_site, "GET", f"{known.path}/activity/")).status == 401
