@@ -53,16 +53,16 @@ class Still:
             db = await Database.open(
                 dsn, pool_size=4, acquire_timeout_seconds=5, statement_timeout_seconds=20
             )
-            async with db.connection() as connection:
-                node = cls(db, connection, url)
-                await connection.execute("set search_path to public, restante")
-                await connection.execute(NOTES)
-                wanted = capture.Wanted("public.notes")
-                await capture.track(db, wanted, host=url, now=clock())
-                await connection.execute(FILL)
-                yield node
-                await connection.execute("reset search_path")
-            await db.close()
+            try:
+                async with db.session() as connection:
+                    await connection.execute("set search_path to public, restante")
+                    await connection.execute(NOTES)
+                    wanted = capture.Wanted("public.notes")
+                    await capture.track(db, wanted, host=url, now=clock())
+                    await connection.execute(FILL)
+                    yield cls(db, connection, url)
+            finally:
+                await db.close()
 
     async def peer(self, host: str) -> Any:
         """What is stored about another node."""

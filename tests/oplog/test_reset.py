@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,18 @@ from sweeps import attached_to, detach_half_way, state_of
 
 from restante.database.pool import Database
 from restante.errors import DatabaseUnavailable
-from restante.oplog import peers, positions
-from restante.oplog.peers import Peer, Reader
+from restante.oplog import positions
+from restante.oplog.peers import Reader
 from restante.oplog.positions import Position
 from restante.oplog.remote import Remote
-from restante.oplog.resetting import act, seeds
+from restante.oplog.resetting import act
 from restante.oplog.resetting.act import Reset
-from restante.oplog.resetting.seeds import OwnCursor
 from restante.oplog.serving import serve
 from restante.oplog.serving.readers import OpenEnds
 from restante.oplog.serving.serve import Ask
 from restante.oplog.tables import OPS
 from restante.oplog.trimming import drops
 from restante.wire.oplog_digests import KeyDifference
-from restante.wire.oplog_reset import CURSORS_PATH, CursorOn
 
 pytestmark = pytest.mark.anyio
 
@@ -44,23 +41,23 @@ async def connection(connections: Callable[[], Any]) -> Any:
     return await connections()
 
 
-async def test_the_logs_of_equal_nodes_go_and_both_stay_in_step(cluster: str, tmp_path: Path):
-    """Both are written to all the time: nothing is lost, and nobody has to take a snapshot."""
-    async with mesh(cluster, tmp_path, 2) as (a, b):
-        await join(a, b)
+async def test_the_log_goes_and_all_nodes_stay_in_step(cluster: str, tmp_path: Path):
+    """All are written to all the time: nothing is lost, and nobody has to take a snapshot."""
+    async with mesh(cluster, tmp_path, 3) as (a, b, c):
+        await join(a, b, c)
         await a.sql.execute(FILL)
-        await converge(a, b)
+        await converge(a, b, c)
         has_plan = asyncio.Event()
-        writing = [asyncio.create_task(keep_writing(node, has_plan)) for node in (a, b)]
+        writing = [asyncio.create_task(keep_writing(node, has_plan)) for node in (a, b, c)]
 
         async with Remote.opened(own_host=a.url, clock=clock) as remote:
-            plan = await planned_with(a.db, remote, b.url)
+            plan = await planned_with(a.db, remote, b.url, wait_seconds=25)
         has_plan.set()
         report = await reset(a.db, plan)
         for task in writing:
             task.cancel()
         await asyncio.wait(writing)
-        rows = await converge(a, b)
+        rows = await converge(a, b, c)
 
         assert plan.refusals == []
         assert report.left == []
@@ -69,12 +66,14 @@ async def test_the_logs_of_equal_nodes_go_and_both_stay_in_step(cluster: str, tm
         assert len(rows) > 50
         trimmed = await a.sql.fetchval("select trimmed from restante.op_tables")
         assert "" < trimmed <= plan.up_to
-        assert await b.sql.fetchval("select count(*) from restante.op_snapshots") == 0
-        assert (await b.peer(a))["gaps"] == 0
+        for node in (b, c):
+            assert await node.sql.fetchval("select count(*) from restante.op_snapshots") == 0
+            assert (await node.peer(a))["gaps"] == 0
+        assert (await a.peer(c))["evictions"] == 0
 
 
 async def keep_writing(node: Any, has_plan: asyncio.Event) -> None:
-    """A record that both change all the time cannot be compared: it comes after the plan."""
+    """A record that all change all the time cannot be compared: it comes after the plan."""
     for number in count():
         key = f"{node.port}-{number}"
         await node.sql.execute("insert into notes values ($1, 'new', 0)", key)
@@ -394,125 +393,6 @@ async def leftovers(connection: Any, pages: int) -> int:
         " and relname like $1 and relkind = 'r' and not relispartition",
         f"ops\\_{pages}\\_%",
     )
-
-
-POSITIONS = [str(Position(n, 1, positions.START.ulid, 0)) for n in (175 * 10**13, 176 * 10**13)]
-EARLY, LATE = POSITIONS
-
-
-def own(**given: Any) -> OwnCursor:
-    default: dict[str, Any] = {"cursor": EARLY, "tables": frozenset({"notes"}), "relays": None}
-    default["takes_snapshot"] = False
-    return OwnCursor(7, THIRD, **(default | given))
-
-
-def told(**given: Any) -> CursorOn:
-    default: dict[str, Any] = {"cursor": LATE, "tables": ["notes"], "relays": None}
-    default["has_parked"] = False
-    return CursorOn(host=THIRD, **(default | given))
-
-
-REFERENCE = Peer(1, "https://reference.example")
-SEEDED = {
-    "behind": own(),
-    "missing": own(cursor=""),
-    "unreadable": own(cursor="18423042"),
-    "of an implausible time": own(cursor=str(Position(2**62, 1, positions.START.ulid, 0))),
-    "of the older protocol": own(cursor="01J00000000000000000000000"),
-}
-
-
-@pytest.mark.parametrize("cursor", SEEDED.values(), ids=SEEDED)
-def test_a_cursor_that_is_behind_the_references_becomes_its(cursor: OwnCursor):
-    found = seeds.seeded(cursor, told(), REFERENCE, {"notes"}, now=clock())
-
-    assert found is not None
-    assert (found.before, found.after, found.why_not) == (cursor.cursor, LATE, "")
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        pytest.param(told(cursor=EARLY), id="as far"),
-        pytest.param(told(cursor=""), id="nothing read"),
-        pytest.param(told(cursor="18423042"), id="unreadable"),
-    ],
-)
-def test_a_cursor_that_is_as_far_stays(said: CursorOn):
-    assert seeds.seeded(own(), said, REFERENCE, {"notes"}, now=clock()) is None
-
-
-WHOLE = REFERENCE, {"notes"}
-REASONS = {
-    "a table that it does not read": (own(), told(tables=[]), *WHOLE, "does not read notes"),
-    "a table that is not equal": (own(), told(), REFERENCE, set(), "does not read notes"),
-    "hosts that it does not take": (own(), told(relays=["x"]), *WHOLE, "passes on less"),
-    "hosts that we do not take from it": (
-        own(),
-        told(),
-        replace(REFERENCE, relays=frozenset({THIRD})),
-        {"notes"},
-        "passes on less",
-    ),
-    "parked ops": (own(), told(has_parked=True), *WHOLE, "has parked ops of it"),
-    "a snapshot": (own(takes_snapshot=True), told(), *WHOLE, "a snapshot is being taken"),
-}
-
-
-@pytest.mark.parametrize(
-    ("mine", "said", "reference", "equal", "why"), REASONS.values(), ids=REASONS
-)
-def test_a_cursor_stays_if_something_might_be_skipped(
-    mine: OwnCursor, said: CursorOn, reference: Peer, equal: set[str], why: str
-):
-    found = seeds.seeded(mine, said, reference, equal, now=clock())
-
-    assert found is not None
-    assert found.after == found.before
-    assert why in found.why_not
-
-
-async def test_cursors_on_third_nodes_are_seeded_from_the_reference(cluster: str):
-    async with pair(cluster) as (a, b):
-        up_to = (await planned(a, b)).up_to
-        third = "http://127.0.0.1:1"
-        await make_reader(a.db, up_to, third)
-        await make_peer(b.db, third)
-        await make_peer(b.db, "http://127.0.0.1:2")
-        await a.sql.execute("update restante.op_peers set cursor = 'x' where host = $1", third)
-        await b.sql.execute(
-            "update restante.op_peers set cursor = $2, joined_tables ="
-            " (select array_agg(id) from restante.op_tables) where host = $1",
-            third,
-            LATE,
-        )
-
-        plan = await planned(a, b)
-        report = await reset(a.db, plan)
-
-        assert [(one.host, one.before, one.after) for one in plan.cursors] == [(third, "x", LATE)]
-        assert report.seeded == plan.cursors
-        assert (await a.peer(third))["cursor"] == LATE
-
-
-async def test_a_node_names_only_those_of_the_asked_nodes_that_are_its_peers(
-    cluster: str, tmp_path: Path
-):
-    async with mesh(cluster, tmp_path, 1) as (a,):
-        assert a.site is not None
-        token = peers.new_token()
-        for host in ("http://127.0.0.1:1", "http://127.0.0.1:2"):
-            await make_peer(a.db, host)
-        await make_peer(a.db, "http://127.0.0.1:3", shown_token=token)
-        asked = {"hosts": ["http://127.0.0.1:1", "http://127.0.0.1:3", "http://127.0.0.1:9"]}
-        headers = {"Authorization": f"Bearer {token}"}
-
-        async with a.site.http.post(CURSORS_PATH, json=asked, headers=headers) as answer:
-            said = await answer.json()
-        async with a.site.http.post(CURSORS_PATH, json=asked) as answer:
-            assert answer.status == 401
-
-        assert [one["host"] for one in said["cursors"]] == ["http://127.0.0.1:1"]
 
 
 async def test_a_reference_that_has_not_read_us_is_waited_for_and_then_named(cluster: str):

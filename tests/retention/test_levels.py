@@ -207,8 +207,8 @@ async def test_an_interrupted_detach_of_the_second_level_is_finished(
     assert found == "detaching"
     assert [(step.action, step.partition) for step in plan.steps] == [
         (FINISH_DETACH, AIR),
-        (DROP, LATER_AIR),
         (DROP, SEA),
+        (DROP, LATER_AIR),
     ]
     assert (report.done, report.postponed) == (plan.steps, [])
     assert await state_of(connection, AIR) == "gone"

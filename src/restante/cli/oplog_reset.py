@@ -155,8 +155,6 @@ def _show_plan(console: Console, plan: ResetPlan, *, command: str) -> None:
         _print(console, "Refused; nothing was changed:")
         for sentence in plan.refusals:
             _print(console, f"  {sentence}")
-    elif not any(table.is_reset for table in plan.tables):
-        _print(console, f"There is no table that {plan.peer} tracks, too.")
     else:
         _print(console, f"{shown_bytes(plan.bytes)} would come back. Nothing was changed yet.")
         _print(console, f"To do it: {command}")

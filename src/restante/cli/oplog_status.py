@@ -277,7 +277,8 @@ def _of_plan(plan: OplogPlan) -> Iterator[str]:
 
 def _kept_by(peer: PeerMark, holders: Sequence[Holder]) -> str:
     """What a peer keeps, why and since when, and the two ways out."""
-    held = next(one for one in holders if one.who == peer.host)
+    own = [one for one in holders if one.who == peer.host and one.reason != "margin"]
+    held = max(own, key=lambda one: one.bytes)
     host, since = printable(peer.host), held.since or peer.behind_since
     when = f" since {since:%Y-%m-%d %H:%M}" if since else ""
     return (

@@ -26,9 +26,7 @@ class CursorOn(Struct, frozen=True, kw_only=True):
         list[str],
         Meta(description="What it reads from there, of the tables that the asking node may see."),
     ]
-    relays: Annotated[
-        list[str] | None, Meta(description="Whose ops it takes from there; null: anybody's.")
-    ]
+    takes_any_host: Annotated[bool, Meta(description="Ops of any host, not only of some.")]
     has_parked: Annotated[bool, Meta(description="Ops from there could not be applied yet.")]
 
 

@@ -152,14 +152,14 @@ class Reset:
         parents = {one.parent for one in seen.logs if one.decided.name in self._tables}
         found = await partitions.partitions_of(connection, [OPS])
         halves = [one.name for one in found if not one.is_attached]
-        now = self.clock()
-        whole = [
-            one
-            for one in found
-            if one.is_attached and one.parent in parents and one.span and one.span.start <= now
-        ]
-        whole.sort(key=lambda one: (str(one.parent), str(one.span and one.span.start.isoformat())))
-        return [*halves, *(one.name for one in whole)]
+        ours = [one for one in found if one.is_attached and one.parent in parents]
+        self._left += [f"{one.name}: It has no range of time." for one in ours if one.span is None]
+        dated = sorted(
+            (one.span.start, one.name)
+            for one in ours
+            if one.span and one.span.start <= self.clock()
+        )
+        return [*halves, *(name for _, name in dated)]
 
     async def _attempt(self, name: str, work: _Work) -> str | None:
         """Try often and never for long; returns why it could not be done."""

@@ -84,6 +84,8 @@ class Planner:
         refusals = [*_inequalities(verified), *await self._obstacles(equal, limit)]
         if told is None and _may_go(verified):
             refusals.append(await self._why_behind())
+        if not equal and not refusals:
+            refusals.append(f"{self.reference.host} tracks none of the tables of this node.")
         losses = await self._losses(equal, limit, deadline) if limit else []
         refusals += [_refused(one) for one in losses if not one.is_accepted]
         return ResetPlan(

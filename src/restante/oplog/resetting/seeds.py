@@ -35,7 +35,6 @@ class OwnCursor:
     host: str
     cursor: str
     tables: frozenset[str]
-    relays: frozenset[str] | None
     takes_snapshot: bool
 
 
@@ -61,7 +60,7 @@ def _told(row: Row, asking: Peer) -> CursorOn:
         host=row["host"],
         cursor=row["read_to"],
         tables=[name for name in row["reads"] if asking.may_see(name)],
-        relays=row["relays"],
+        takes_any_host=row["relays"] is None,
         has_parked=row["has_parked"],
     )
 
@@ -74,7 +73,6 @@ async def own_cursors(connection: Connection, hosts: Collection[str]) -> list[Ow
             row["host"],
             row["cursor"],
             frozenset(row["may_see"]),
-            None if row["relays"] is None else frozenset(row["relays"]),
             row["takes_snapshot"],
         )
         for row in await connection.fetch(queries.cursors)
@@ -100,15 +98,11 @@ def _why_not(own: OwnCursor, told: CursorOn, reference: Peer, equal: Collection[
         return "a snapshot is being taken from it"
     if others := own.tables.difference(set(told.tables).intersection(equal)):
         return f"{reference.host} does not read {', '.join(sorted(others))} from it, or not equal"
-    if reference.relays is not None or not _includes(told.relays, own.relays):
-        return f"{reference.host} passes on less than this node takes from it"
+    if reference.relays is not None or not told.takes_any_host:
+        return f"{reference.host} may not pass on everything"
     if told.has_parked:
         return f"{reference.host} has parked ops of it"
     return ""
-
-
-def _includes(theirs: Collection[str] | None, ours: frozenset[str] | None) -> bool:
-    return theirs is None or (ours is not None and ours.issubset(theirs))
 
 
 async def seed(

@@ -52,6 +52,11 @@ class Drop:
     bytes: int
     now: datetime
 
+    @property
+    def lost_bytes(self) -> int:
+        """Without what is written anew."""
+        return self.bytes - self.fate.kept_bytes
+
 
 async def whole(drop: Drop, last: Position | None, work: Work) -> None:
     """Drop a partition that takes no more ops."""
@@ -192,7 +197,7 @@ async def _note(tx: Tx, drop: Drop, last: Position) -> None:
         row["host"] or "",
         str(last),
         drop.rows,
-        drop.bytes,
+        drop.lost_bytes,
         drop.now,
         drop.fate.cause is Cause.DORMANT,
     )
@@ -207,7 +212,7 @@ async def _evict(tx: Tx, drop: Drop, last: Position) -> None:
         table=drop.log.decided.name,
         cause=drop.fate.cause or "",
         ops=drop.rows,
-        bytes=drop.bytes,
+        bytes=drop.lost_bytes,
     )
     details = msgspec.json.encode(lost).decode()
     for row in await tx.fetch(queries.evict, hosts, drop.now, str(last), details):

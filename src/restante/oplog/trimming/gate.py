@@ -30,6 +30,8 @@ _PARTITIONS_KEPT = 7
 # An empty partition is dropped when its range has ended for so long.
 _EMPTY_KEPT = timedelta(hours=1)
 _NEVER = datetime(1, 1, 1, tzinfo=UTC)
+# The reason of a hold that ends by itself.
+MARGIN = "margin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +262,7 @@ def _held_by(mark: Mark, piece: Piece, *, margin: timedelta, now: datetime) -> l
         return []
     if piece.last <= passed:
         hours = f"{margin / timedelta(hours=1):g} h"
-        return [Hold(mark.host, f"has read it for less than {hours}", "margin", is_final=is_spared)]
+        return [Hold(mark.host, f"has read it for less than {hours}", MARGIN, is_final=is_spared)]
     return [Hold(mark.host, "has not read it", "behind", mark.reached_at, is_final=is_spared)]
 
 

@@ -36,7 +36,7 @@ _WAY_OUT = (
     "let it read, or evict it: `restante oplog peers remove`, or `peers add --evict-after-days`"
 )
 # They end by themselves.
-_SHORT = frozenset({"margin", "pinned", "taking_snapshot", "spared", "locked"})
+_SHORT = frozenset({gate.MARGIN, "pinned", "taking_snapshot", "spared", "locked"})
 
 # Why something that was due had to stay, one for each partition and pass.
 skipped_so_far = Counter[str]()
@@ -104,7 +104,12 @@ class OpLog(PartitionSubject[Decided]):
         """Who keeps what is due."""
         ours = [one for one in found if one.table == OPS.name and one.is_attached]
         contents = await self.contents(connection, ours, now=now, closely=False)
-        held = [(one.piece, hold) for one in contents.values() for hold in one.fate.holds]
+        held = [
+            (one.piece, hold)
+            for one in contents.values()
+            for hold in one.fate.holds
+            if hold.reason not in _SHORT
+        ]
         return Account(pins=_pins(held, now=now))
 
     def decide(

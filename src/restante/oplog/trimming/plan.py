@@ -9,7 +9,7 @@ from restante.database.pool import Connection
 from restante.oplog import ulids
 from restante.oplog.tables import OPS
 from restante.oplog.trimming import gate, picture
-from restante.oplog.trimming.gate import Cause, Limits, Mark, Standing
+from restante.oplog.trimming.gate import MARGIN, Cause, Limits, Mark, Standing
 from restante.oplog.trimming.log_subject import Decided, OpLog
 from restante.oplog.trimming.picture import Log, Picture
 from restante.wire.oplog_plan import Holder, OplogPlan, PeerMark, PlannedRemoval, PlannedTable
@@ -32,7 +32,8 @@ def _plan(
     held = Counter[str]()
     for table in tables:
         for holder in table.holders:
-            held[holder.who] += holder.bytes
+            if holder.reason != MARGIN:  # that goes by itself
+                held[holder.who] += holder.bytes
     return OplogPlan(
         tables=tables,
         peers=[_peer(mark, held[mark.host], now=now) for mark in seen.marks],
