@@ -89,7 +89,7 @@ async def test_ops_go_when_all_have_read_them_and_a_slow_peer_is_named(
             (held,) = (await make_sweep(a.db, log_limits=RETENTION).plan(now=at)).held
             return held.why.startswith(f"{c.url} has ") and b.url not in held.why
 
-        await until(only_c_is_behind)
+        await until(only_c_is_behind, seconds=90)
         assert await logged(a) > 0
 
         await c.start()
@@ -99,7 +99,7 @@ async def test_ops_go_when_all_have_read_them_and_a_slow_peer_is_named(
             await sweep(a, RETENTION)
             return await logged(a) == 0
 
-        await until(is_trimmed)
+        await until(is_trimmed, seconds=90)
         assert (await a.peer(c))["evictions"] == 0
         await put(c, three="3")
         assert bodies(await converge(a, b, c)) == {"one": "1", "two": "2", "three": "3"}
@@ -134,7 +134,7 @@ async def test_an_evicted_peer_returns_and_nothing_is_resurrected_or_lost_in_sil
                 await sweep(node, limits)
             return [await logged(node) for node in (a, b)] == [0, 0]
 
-        await until(is_evicted)
+        await until(is_evicted, seconds=90)
         for node in (a, b):
             assert (await node.peer(c))["evictions"] == 1
 

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 else:
     OplogStatusFlags = flags_for("OplogStatusFlags", DATABASE)
 
-WHY_EVICTED = {
+_WHY_EVICTED = {
     "cap_age": "because they were older than the cap",
     "cap_bytes": "because the log was above its cap in bytes",
     "retention": "because it was away for longer than it may be",
     "dormant": "because it was away for longer than it may be",
+    "reset": "because the log was reset",
 }
+# The others end by themselves.
+_LASTING = frozenset({"behind", "missing", "unreadable", "implausible"})
 _SHOWN_TABLES = 8
 _SHOWN_PEERS = 8
 _SHOWN_DIFFERENCES = 5
@@ -256,29 +259,30 @@ def _of_eviction(peer: PeerStatus) -> Iterator[str]:
     if lost := peer.eviction:
         sentence += (
             f": about {lost.ops} ops of {printable(lost.table)}, {shown_bytes(lost.bytes)}, went "
-            f"{WHY_EVICTED.get(lost.cause, lost.cause)}"
+            f"{_WHY_EVICTED.get(lost.cause, lost.cause)}"
         )
     yield f"{sentence}. It takes a snapshot when it comes back."
 
 
 def _of_plan(plan: OplogPlan) -> Iterator[str]:
     """Who keeps the log, and what the next sweep does to it."""
+    holders = [one for table in plan.tables for one in table.holders if one.reason in _LASTING]
     for peer in plan.peers:
-        if peer.held_bytes:
-            yield _kept_by(peer, [held for table in plan.tables for held in table.holders])
+        if own := [one for one in holders if one.who == peer.host]:
+            yield _kept_by(peer, own)
     evicted = sorted(
         {host for table in plan.tables for one in table.removals for host in one.evicts}
     )
     if evicted:
-        yield f"The next sweep evicts {', '.join(map(printable, evicted))}; `restante oplog plan`."
+        names = ", ".join(map(printable, evicted))
+        yield f"The next sweep evicts {names}; `restante oplog plan` says why."
     if plan.bytes_to_come_back:
         yield f"The next sweep drops {shown_bytes(plan.bytes_to_come_back)} of the log."
 
 
 def _kept_by(peer: PeerMark, holders: Sequence[Holder]) -> str:
     """What a peer keeps, why and since when, and the two ways out."""
-    own = [one for one in holders if one.who == peer.host and one.reason != "margin"]
-    held = max(own, key=lambda one: one.bytes)
+    held = max(holders, key=lambda one: one.bytes)
     host, since = printable(peer.host), held.since or peer.behind_since
     when = f" since {since:%Y-%m-%d %H:%M}" if since else ""
     return (

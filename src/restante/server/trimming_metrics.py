@@ -37,6 +37,7 @@ _REASONS = (
     "taking_snapshot",
     "spared",
     "locked",
+    "default_partition",
 )
 
 

@@ -153,7 +153,10 @@ class EvictedPeer(Struct, frozen=True, kw_only=True):
     table: str
     cause: Annotated[
         str,
-        Meta(description="`cap_age`, `cap_bytes`; or `retention`, `dormant` after a long absence."),
+        Meta(
+            description="`cap_age`, `cap_bytes`, `reset`; or `retention`, `dormant` after a long "
+            "absence."
+        ),
     ]
     ops: Annotated[int, Meta(description="About how many were dropped.")]
     bytes: int

@@ -19,7 +19,9 @@ class Holder(Struct, frozen=True, kw_only=True):
     """Who keeps ops that are due, and what they take."""
 
     who: str
-    reason: str  # behind, margin, missing, unreadable, implausible, pinned or taking_snapshot
+    # behind, margin, missing, unreadable, implausible, pinned, taking_snapshot, spared, locked,
+    # default_partition
+    reason: str
     why: str
     since: datetime | None
     bytes: int

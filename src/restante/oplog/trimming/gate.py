@@ -143,7 +143,7 @@ class TableLog:
     pieces: Sequence[Piece] = ()  # the oldest first; none of the future
     pins: Sequence[Pin] = ()
     taking_from: str | None = None  # from whom we take a snapshot of the table
-    locked: str | None = None  # a partition that another session has locked, and nobody can look at
+    obstacle: "Hold | None" = None  # a partition because of which none can go
     last_at: datetime | None = None  # when its last op arrived
 
     @property
@@ -226,9 +226,8 @@ def holds(
     if log.taking_from is not None:
         why = f"a snapshot of {log.name} is being taken from it"
         return [Hold(log.taking_from, why, "taking_snapshot", is_final=True)]
-    if log.locked is not None:
-        # What is in it may be older, and older ops go first.
-        return [Hold(log.locked, "is locked by another session", "locked", is_final=True)]
+    if log.obstacle is not None:
+        return [log.obstacle]
     found = [
         Hold(pin.host, "takes a snapshot of the table", "pinned", is_final=True)
         for pin in log.pins

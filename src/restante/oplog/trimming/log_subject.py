@@ -35,8 +35,10 @@ _HOLDERS_NAMED = 3
 _WAY_OUT = (
     "let it read, or evict it: `restante oplog peers remove`, or `peers add --evict-after-days`"
 )
-# They end by themselves.
-_SHORT = frozenset({gate.MARGIN, "pinned", "taking_snapshot", "spared", "locked"})
+# They end by themselves, or say how.
+_SHORT = frozenset(
+    {gate.MARGIN, "pinned", "taking_snapshot", "spared", "locked", "default_partition"}
+)
 
 # Why something that was due had to stay, one for each partition and pass.
 skipped_so_far = Counter[str]()

@@ -16,7 +16,7 @@ from restante.oplog import positions, ulids
 from restante.oplog.peers import is_same_node
 from restante.oplog.positions import Position
 from restante.oplog.tables import OPS
-from restante.oplog.trimming.gate import Limits, Mark, Piece, Pin, Policy, TableLog
+from restante.oplog.trimming.gate import Hold, Limits, Mark, Piece, Pin, Policy, TableLog
 
 log = structlog.get_logger()
 
@@ -82,11 +82,11 @@ async def look(
     """Look at these partitions of the log, their tables and the peers; nothing is scanned."""
     ours = [one for one in found if one.table == OPS.name and one.span and one.span.start <= now]
     pieces = await _pieces(connection, [one for one in ours if not one.is_locked])
-    locked = {one.parent: one.name for one in ours if one.is_locked}
+    obstacles = {one.parent: hold for one in found if (hold := _obstacle(one))}
     pins = await connection.fetch(queries.pins, now)
     taking = await connection.fetch(queries.taking, now - _STANDS_STILL)
     logs = [
-        _log(row, limits, pieces.get(row["parent"], []), locked.get(row["parent"]))
+        _log(row, limits, pieces.get(row["parent"], []), obstacles.get(row["parent"]))
         for row in await connection.fetch(queries.tables)
     ]
     by_table = {row["table_id"]: row["host"] for row in taking}
@@ -95,6 +95,19 @@ async def look(
         await marks(connection),
         await _aged(connection, now=now),
     )
+
+
+def _obstacle(one: Partition) -> Hold | None:
+    """Why a partition keeps the others of its table as well."""
+    if one.table != OPS.name or not one.is_attached:
+        return None
+    if one.is_locked:
+        # What is in it may be older, and older ops go first.
+        return Hold(one.name, "is locked by another session", "locked", is_final=True)
+    if one.span is None:
+        why = "is a default partition, with which Postgres removes no other: detach it"
+        return Hold(one.name, why, "default_partition", is_final=True)
+    return None
 
 
 async def note_time(connection: Connection, *, now: datetime) -> None:
@@ -124,10 +137,10 @@ def policy_of(row: Row | Mapping[str, Any], limits: Limits) -> Policy:
     )
 
 
-def _log(row: Row, limits: Limits, pieces: Sequence[Piece], locked: str | None) -> Log:
+def _log(row: Row, limits: Limits, pieces: Sequence[Piece], obstacle: Hold | None) -> Log:
     policy = policy_of(row, limits)
     last_at = max((one.last_at for one in pieces if one.last_at), default=None)
-    log = TableLog(row["name"], policy, pieces, last_at=last_at, locked=locked)
+    log = TableLog(row["name"], policy, pieces, last_at=last_at, obstacle=obstacle)
     kept = ("floor", "dropped_ops", "dropped_bytes", "dropped_at")
     return Log(row["id"], row["parent"], *(row[name] for name in kept), decided=log)
 
