@@ -1,15 +1,33 @@
 """The model's logs: what applications write, what becomes of incoming ops, and trimming."""
 
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from random import Random
 from uuid import UUID
 
 from oplog.ledger import Ledger
-from oplog.model_node import EPOCH, NOWHERE, Entry, Laws, Node
+from oplog.model_node import EPOCH, ERA, NOWHERE, Entry, Laws, Node
 
+from restante.database.partitions import Partition, PartitionState
+from restante.database.spans import Span
 from restante.oplog import rules, ulids
+from restante.oplog.positions import Position
 from restante.oplog.rules import Channel, Newest, Verdict, Version
+from restante.oplog.trimming import gate
+from restante.oplog.trimming.gate import KEPT, Fate, Limits, Mark, Piece, Pin, Policy, TableLog
+
+
+def position_of(place: int) -> Position:
+    """A place in the log of a node, as the product has it."""
+    return Position(EPOCH * 1_000_000 + place // ERA, place % ERA, ulids.LOWEST, 0)
+
+
+def piece_of(entry: Entry) -> Piece:
+    """A partition that has one op."""
+    arrived = datetime.fromtimestamp(entry.arrived_at, UTC)
+    name, state = f"ops_1_{entry.place}", PartitionState.ATTACHED
+    partition = Partition("ops", name, state, Span(arrived, arrived), "ops_1")
+    return Piece(partition, position_of(entry.place))
 
 
 class Logs:
@@ -197,14 +215,14 @@ class Logs:
     # Trimming.
 
     def trim(self, node: Node) -> None:
-        """Drop what is old enough and read by all; with a cap, whoever blocks it is evicted."""
-        if node.takings:
-            return
+        """Drop what the product's gate lets go, the oldest first; whoever it evicts is out."""
         for entry in list(node.log):
-            if entry.arrived_at > self.clock_of(node) - self._retention:
+            fate = self._fate(node, entry)
+            if fate.cause is None:
                 return
-            if entry.place >= node.horizon or not self._may_go(node, entry):
-                return
+            if evicted := {self.number_of[host] for host in fate.evicts}:
+                node.evicted |= evicted
+                self.counts["evicted"] += len(evicted)
             node.drop(entry)
             if self.laws.floor_is_age:
                 age = ulids.lowest_at(datetime.fromtimestamp(entry.arrived_at, UTC))
@@ -212,23 +230,36 @@ class Logs:
             else:
                 node.floor = max(node.floor, entry.op.version.ulid)
 
-    def _may_go(self, node: Node, entry: Entry) -> bool:
-        if any(pin < entry.place for pin in node.pins.values()):
-            return False
-        late = {
-            peer
-            for peer in node.peers - node.evicted
-            if node.settled.get(peer, NOWHERE) < entry.place
-        }
-        if not late:
-            return True
-        if not self._is_capped(node) or entry.arrived_at > self.clock_of(node) - (self._cap or 0):
-            return False
-        if any(node.spared_until.get(peer, 0) > self.now for peer in late):
-            return False
-        node.evicted |= late
-        self.counts["evicted"] += len(late)
-        return True
+    def _fate(self, node: Node, entry: Entry) -> Fate:
+        """What becomes of a partition that has this op alone."""
+        cap = timedelta(seconds=self._cap or 0) if self._is_capped(node) else None
+        log = TableLog(
+            "table",
+            Policy(timedelta(seconds=self._retention), cap),
+            [piece_of(entry)],
+            [Pin(self.nodes[peer].host, position_of(pin)) for peer, pin in node.pins.items()],
+            taking_from="somebody" if node.takings else None,
+        )
+        marks = [self._mark(node, self.nodes[peer]) for peer in sorted(node.peers)]
+        limits, moment = Limits(margin=timedelta(0)), self._moment(node)
+        return gate.fates([log], marks, limits, now=moment).get(log.pieces[0].name, KEPT)
+
+    def _mark(self, node: Node, peer: Node) -> Mark:
+        """How far a peer has passed the log of a node; its times are by the clock of that node."""
+        confirmed = node.confirmed.get(peer.number, NOWHERE)
+        passed = node.settled.get(peer.number, NOWHERE)
+        spared_until = node.spared_until.get(peer.number, 0) + node.skew
+        return Mark(
+            peer.host,
+            "" if passed == NOWHERE else str(position_of(passed)),
+            "" if confirmed == NOWHERE else str(position_of(confirmed)),
+            evicted_at=self._moment(node) if peer.number in node.evicted else None,
+            spared_until=datetime.fromtimestamp(max(spared_until, 0), UTC),
+        )
+
+    @property
+    def number_of(self) -> dict[str, int]:
+        return {node.host: node.number for node in self.nodes}
 
     def _is_capped(self, node: Node) -> bool:
         return self._cap is not None and (self.capped is None or node.number in self.capped)

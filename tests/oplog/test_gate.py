@@ -178,6 +178,23 @@ def test_a_peer_that_has_just_taken_a_snapshot_is_not_evicted_again():
     assert fate_of(OLD, log, (replace(SLOW, spared_until=NOW - HOUR),)).evicts == (B,)
 
 
+@pytest.mark.parametrize(
+    "mark",
+    [
+        replace(SLOW, evicted_at=NOW - DAY),
+        replace(SLOW, seen_at=NOW - 9 * DAY, evict_after=DAY),
+    ],
+    ids=["evicted", "away"],
+)
+def test_a_peer_that_has_just_come_back_keeps_what_it_has_not_read(mark: Mark):
+    """Otherwise it would have to take the next snapshot at once."""
+    spared = replace(mark, spared_until=NOW + HOUR, confirmed=str(at(5)))
+
+    assert [one.reason for one in fate_of(OLD, marks=(spared,)).holds] == ["spared"]
+    assert fate_of(OLD, marks=(replace(spared, confirmed=str(at(10))),)).cause
+    assert fate_of(OLD, marks=(replace(spared, spared_until=NOW - HOUR),)).cause
+
+
 def test_an_evicted_peer_keeps_nothing():
     assert fate_of(OLD, marks=(replace(SLOW, evicted_at=NOW - DAY),)) == Fate(Cause.RETENTION)
 

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from msgspec import Raw
 from oplog.captured import log_of
-from oplog.nodes import make_peer, op, pull_from
+from oplog.nodes import OWN, PEER, make_peer, op, pull_from, ulid_at
 from oplog.trimmed import DAY, age, last_position, make_pages, make_wide, now, sweep_of, write
 from oplog.turns import Turns
 from sweeps import state_of
@@ -31,7 +31,8 @@ from restante.oplog.positions import START, Position
 from restante.oplog.serving import serve
 from restante.oplog.serving.readers import OpenEnds
 from restante.oplog.serving.serve import Ask, Page
-from restante.oplog.snapshots import snapshot
+from restante.oplog.snapshots import snapshot, taking_page
+from restante.oplog.snapshots.taking_entries import Snapshot, Taking
 from restante.oplog.tables import OPS
 from restante.oplog.tracking import capture
 from restante.oplog.trimming import drops, picture
@@ -398,3 +399,45 @@ async def test_nothing_of_a_log_goes_while_a_part_of_it_cannot_be_looked_at(
     assert [step for step in plan.steps if step.partition] == []
     (held,) = [one for one in plan.held if one.partition == second]
     assert held.why == f"{first} is locked by another session"
+
+
+async def test_a_snapshot_is_judged_by_the_marks_that_hold_when_it_is_compared(
+    db: Database, connections: Callable[[], Any]
+):
+    """Our newest op goes while a page is on its way: what the server has may be older."""
+    connection, dropping = await connections(), await connections()
+    pages, peer = await make_pages(db), await make_peer(db)
+    await write(connection, 1, text="ours")
+    name = await age(connection, pages, 20 * DAY)
+    table = await tables.find(connection, "pages")
+    assert table is not None
+    one = Snapshot(
+        peer.id,
+        table.id,
+        "records",
+        False,
+        "",
+        str(START),
+        PEER,
+        frozenset({"id", "text"}),
+        ulids.LOWEST,
+        "",
+        None,
+        0,
+        0,
+    )
+    taking = Taking(peer, table, one, OWN, ulids.LOWEST, now())
+    older = ulids.text_of(ulid_at(0))
+    sent = [wire.SnapshotEntry(Raw(b'{"id":1,"text":"theirs"}'), older, 0, PEER, False, False)]
+
+    dropper_of_it = await dropper(dropping, connection, name)
+    await dropper_of_it.raise_marks()
+    await dropper_of_it.detach()
+    async with db.transaction() as tx:
+        taken = await taking_page.take(tx, taking, sent)
+
+    # Nobody can say which is newer, so what loses is reported, and others hear of it.
+    assert taken.conflicts == 1
+    (logged,) = await log_of(connection)
+    assert logged.ulid >= dropper_of_it.last.ulid
+    await dropper_of_it.finish()

@@ -24,6 +24,8 @@ _INTERRUPTED = "an earlier pass was interrupted"
 _LOCKED = "another session holds a lock on it"
 _NO_ROOM_TO_MOVE = "its live files cannot be moved, because the disk is almost full"
 
+_NO_ROOM_TO_REWRITE = "what stays of it cannot be written anew, because the disk is almost full"
+
 _RESERVED_PART = 20  # of the filesystem, unless the operator has chosen the reserve
 _MAX_RESERVE = GIB
 # Moved bytes are written twice, to the table and to the WAL, and half of the room stays for others.
@@ -62,6 +64,10 @@ def plan(picture: Picture, subjects: Subjects, *, scarce_bytes: int | None = Non
             held.append(_kept(partition, decided[0], _LOCKED))
         elif scarce_bytes is not None and not _can_move(decided, scarce_bytes):
             held.append(_kept(partition, decided[0], _NO_ROOM_TO_MOVE))
+        elif scarce_bytes is not None and not _can_rewrite(
+            _rewritten(partition, subjects, picture), scarce_bytes
+        ):
+            held.append(_kept(partition, decided[0], _NO_ROOM_TO_REWRITE))
         elif decided:
             removals.append(decided)
     steps = [*rows, *(step for removal in removals for step in removal)]
@@ -84,8 +90,16 @@ def _is_ordered(one: Partition, subjects: Subjects) -> bool:
 
 
 def _can_move(removal: Sequence[PlanStep], free_bytes: int) -> bool:
-    written = -sum(step.bytes for step in removal if step.bytes < 0)
-    return written * _ROOM_PER_MOVED_BYTE <= free_bytes
+    return _can_rewrite(-sum(step.bytes for step in removal if step.bytes < 0), free_bytes)
+
+
+def _can_rewrite(size: int, free_bytes: int) -> bool:
+    return size * _ROOM_PER_MOVED_BYTE <= free_bytes
+
+
+def _rewritten(partition: Partition, subjects: Subjects, picture: Picture) -> int:
+    contents = picture.contents.get(partition.name)
+    return 0 if contents is None else subjects.of_partition(partition).rewritten_bytes(contents)
 
 
 def _cheapest_first(

@@ -120,6 +120,10 @@ class PartitionSubject(Subject, Generic[Contents]):
     ) -> Sequence[PlanStep] | HeldSpace:
         """The steps on an attached partition, none while in use, or why it must stay.  Pure."""
 
+    def rewritten_bytes(self, contents: Contents) -> int:
+        """How much the steps write anew before they free anything; moved files are steps."""
+        return 0
+
     @abstractmethod
     async def carry_out(self, step: PlanStep, partition: Partition, work: Work) -> str | None:
         """Carry out a step of `decide`; returns the reason if it must wait for the next pass."""

@@ -128,6 +128,10 @@ class OpLog(PartitionSubject[Decided]):
         rows, freed = round(contents.rows * share), size - fate.kept_bytes
         return [PlanStep(action, partition.name, rows, freed, _why(contents), self.name)]
 
+    def rewritten_bytes(self, contents: Decided) -> int:
+        """What stays of a partition that is cut."""
+        return contents.fate.kept_bytes
+
     def _kept(self, contents: Decided, *, now: datetime) -> Sequence[PlanStep] | HeldSpace:
         piece, held = contents.piece, contents.fate.holds
         if held:
