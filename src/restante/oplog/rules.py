@@ -253,8 +253,10 @@ def _both_unsure(pair: SnapshotPair, sides: SnapshotSides) -> SnapshotVerdict:
     if pair.is_same and (pair.server_has_record or pair.own.is_delete):
         return _take(pair, sides)
     if sides.has_read_us and pair.is_unsent_on_server_record:
-        # The record may have come here anew, or have been deleted there without an op.
-        may_revive = sides.has_unlogged and not pair.server_has_record and not pair.is_same
+        # The record may have come here anew.  Or it was deleted there: without an op, or, if
+        # somebody else made the change, by one that was dropped there and did not reach us yet.
+        is_doubtful = sides.has_unlogged or pair.own.version.origin != sides.taker
+        may_revive = is_doubtful and not pair.server_has_record and not pair.is_same
         return replace(_reissue(pair, sides), reports=may_revive)
     if sides.is_first and pair.server is None and not pair.server_has_record:
         # More likely it never had the record than that it had it from others and deleted it.
