@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 
 # No table is tracked, so the op log needs no partition.
 NO_LEAD = {"chunks": 0, "feed": 0, "message_ids": 0, "ops": 30 * 86_400}
+LEAST = Buckets.least_lead
 WIDTHS = [timedelta(seconds=1), timedelta(minutes=10), HOUR, DAY, 8 * DAY]
 
 
@@ -75,7 +76,7 @@ async def test_past_partitions_give_no_lead(db: Database):
 def test_partitions_do_not_run_out_if_a_few_looks_fail(width: timedelta):
     subjects = Subjects(Buckets(width=width, ack_retention=HOUR))
 
-    lead = upkeep.lead_of(width, Buckets.least_lead)
+    lead = upkeep.lead_of(width, LEAST)
 
     assert 0 < 3 * upkeep.seconds_between_looks(subjects) < lead.total_seconds()
 
@@ -83,4 +84,4 @@ def test_partitions_do_not_run_out_if_a_few_looks_fail(width: timedelta):
 @pytest.mark.parametrize("width", WIDTHS, ids=str)
 def test_a_lead_is_never_more_than_some_dozens_of_partitions(width: timedelta):
     """Each costs a lock in every statement that cannot rule it out."""
-    assert width <= upkeep.lead_of(width, Buckets.least_lead) <= 100 * width
+    assert width <= upkeep.lead_of(width, LEAST) <= 100 * width
