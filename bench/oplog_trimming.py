@@ -29,7 +29,7 @@ from restante.oplog.tables import OPS
 from restante.oplog.tracking import capture
 from restante.oplog.tracking.capture import Wanted
 from restante.oplog.trimming import picture, plan
-from restante.oplog.trimming.gate import Limits, Policy
+from restante.oplog.trimming.limits import Limits, Policy
 from restante.oplog.trimming.log_subject import OpLog
 from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep

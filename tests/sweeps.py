@@ -30,7 +30,7 @@ from restante.feed.subject import FEED, CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
 from restante.ids import FileId, WorkspaceId
 from restante.oplog.subject import EndedSnapshots, OldConflicts, ParkedOps, UnsettledDeletes
-from restante.oplog.trimming.gate import Limits
+from restante.oplog.trimming.limits import Limits
 from restante.oplog.trimming.log_subject import OpLog
 from restante.retention.space import SpaceSamples
 from restante.retention.subjects import Subjects

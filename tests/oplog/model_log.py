@@ -13,8 +13,10 @@ from restante.database.spans import Span
 from restante.oplog import rules, ulids
 from restante.oplog.positions import Position
 from restante.oplog.rules import Channel, Newest, Verdict, Version
-from restante.oplog.trimming import gate
-from restante.oplog.trimming.gate import KEPT, Fate, Limits, Mark, Piece, Pin, Policy, TableLog
+from restante.oplog.trimming import fates
+from restante.oplog.trimming.fates import KEPT, Fate
+from restante.oplog.trimming.gate import Mark, Piece, Pin, TableLog
+from restante.oplog.trimming.limits import Limits, Policy
 
 
 def position_of(place: int) -> Position:
@@ -242,7 +244,7 @@ class Logs:
         )
         marks = [self._mark(node, self.nodes[peer]) for peer in sorted(node.peers)]
         limits, moment = Limits(margin=timedelta(0)), self._moment(node)
-        return gate.fates([log], marks, limits, now=moment).get(log.pieces[0].name, KEPT)
+        return fates.fates([log], marks, limits, now=moment).get(log.pieces[0].name, KEPT)
 
     def _mark(self, node: Node, peer: Node) -> Mark:
         """How far a peer has passed the log of a node; its times are by the clock of that node."""

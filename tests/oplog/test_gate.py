@@ -10,21 +10,9 @@ from hypothesis import given, strategies as st
 from restante.database.partitions import Partition, PartitionState
 from restante.database.spans import Span
 from restante.oplog.positions import Position
-from restante.oplog.trimming.gate import (
-    KEPT,
-    Cause,
-    Fate,
-    Limits,
-    Mark,
-    Piece,
-    Pin,
-    Policy,
-    Standing,
-    TableLog,
-    fates,
-    standing,
-    width,
-)
+from restante.oplog.trimming.fates import KEPT, Cause, Fate, fates
+from restante.oplog.trimming.gate import Mark, Piece, Pin, Standing, TableLog, standing
+from restante.oplog.trimming.limits import Limits, Policy, width
 
 NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)

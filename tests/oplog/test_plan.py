@@ -11,7 +11,7 @@ from processes import Outcome, restante
 
 from restante.database.pool import Database
 from restante.oplog.trimming import plan
-from restante.oplog.trimming.gate import Limits
+from restante.oplog.trimming.limits import Limits
 
 pytestmark = pytest.mark.anyio
 

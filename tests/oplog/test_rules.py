@@ -23,7 +23,7 @@ from restante.oplog.rules import (
 )
 
 NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
-A, B = "http://a", "http://b"
+A, B, C = "http://a", "http://b", "http://c"
 
 
 def at(minute: int) -> UUID:
@@ -172,6 +172,9 @@ DIFFERENT = SnapshotPair(
     server=None, own=None, server_has_record=True, own_has_record=True, is_same=False
 )
 SAME = replace(DIFFERENT, is_same=True)
+UNSENT = replace(
+    DIFFERENT, server_has_record=False, has_unsent=True, is_unsent_on_server_record=True
+)
 THEIR_FLOOR = Version(FLOOR, B)
 
 
@@ -264,6 +267,18 @@ KEPT_AND_REPORTED = SnapshotVerdict(Outcome.KEEP, reports=True)
             READ,
             SnapshotVerdict(Outcome.REISSUE, Version(ulids.following(FLOOR), A)),
             "our unsent change was made to what the server has",
+        ),
+        (
+            replace(UNSENT, own=op(OLD)),
+            READ,
+            SnapshotVerdict(Outcome.REISSUE, Version(ulids.following(FLOOR), A)),
+            "we made the record, and the server never had it",
+        ),
+        (
+            replace(UNSENT, own=op(made(10, C))),
+            READ,
+            SnapshotVerdict(Outcome.REISSUE, Version(ulids.following(FLOOR), A), reports=True),
+            "somebody else made it, and may have deleted it at the server since",
         ),
         (
             replace(DIFFERENT, own=op(OLD), has_unsent=True, is_unsent_on_server_record=True),

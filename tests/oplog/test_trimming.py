@@ -24,7 +24,7 @@ from restante.database.pool import Database
 from restante.database.spans import floor
 from restante.oplog import tables
 from restante.oplog.tables import OPS
-from restante.oplog.trimming.gate import Limits, Policy
+from restante.oplog.trimming.limits import Limits, Policy
 
 pytestmark = pytest.mark.anyio
 

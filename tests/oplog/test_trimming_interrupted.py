@@ -51,7 +51,7 @@ from restante.oplog.serving.readers import OpenEnds
 from restante.oplog.serving.serve import Ask, Page
 from restante.oplog.tables import OPS
 from restante.oplog.trimming import drops
-from restante.oplog.trimming.gate import Limits
+from restante.oplog.trimming.limits import Limits
 
 pytestmark = pytest.mark.anyio
 

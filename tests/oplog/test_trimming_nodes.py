@@ -11,7 +11,7 @@ from waiting import until
 
 from restante.oplog import positions
 from restante.oplog.pulling.following import Follower
-from restante.oplog.trimming.gate import Limits, Policy
+from restante.oplog.trimming.limits import Limits, Policy
 from restante.retention import upkeep
 from restante.wire import SweepReport
 

@@ -26,7 +26,9 @@ from restante.oplog.positions import START
 from restante.oplog.tables import OPS
 from restante.oplog.tracking import capture, leftovers
 from restante.oplog.trimming import picture
-from restante.oplog.trimming.gate import Limits, Mark, Piece, Policy, TableLog, fates
+from restante.oplog.trimming.fates import fates
+from restante.oplog.trimming.gate import Mark, Piece, TableLog
+from restante.oplog.trimming.limits import Limits, Policy
 from restante.retention import upkeep
 
 pytestmark = pytest.mark.anyio

@@ -37,7 +37,8 @@ from restante.oplog.tables import OPS
 from restante.oplog.tracking import capture
 from restante.oplog.trimming import drops, picture
 from restante.oplog.trimming.drops import Drop
-from restante.oplog.trimming.gate import Cause, Fate, Limits
+from restante.oplog.trimming.fates import Cause, Fate
+from restante.oplog.trimming.limits import Limits
 from restante.wire import oplog as wire
 
 pytestmark = pytest.mark.anyio

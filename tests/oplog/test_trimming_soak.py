@@ -24,7 +24,7 @@ from restante.oplog.serving.log import Limits as PageLimits
 from restante.oplog.serving.readers import OpenEnds
 from restante.oplog.serving.serve import Ask, LogChanged
 from restante.oplog.tables import OPS
-from restante.oplog.trimming.gate import Limits, Policy
+from restante.oplog.trimming.limits import Limits, Policy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.soak]
 

@@ -15,7 +15,7 @@ from restante.oplog.peers import Peer
 from restante.oplog.positions import Position
 from restante.oplog.tables import OPS
 from restante.oplog.trimming import picture
-from restante.oplog.trimming.gate import Limits, Policy
+from restante.oplog.trimming.limits import Limits, Policy
 from restante.retention.sweep import Sweep
 
 DAY = timedelta(days=1)

@@ -10,7 +10,7 @@ from oplog.trimmed import DAY, age, last_position, make_pages, make_reader, now,
 from sites import Site, SiteFactory
 from watchers import watch_any
 
-from restante.oplog.trimming.gate import Limits, Policy
+from restante.oplog.trimming.limits import Limits, Policy
 from restante.server import jobs, wiring
 from restante.server.loops import Loop
 from restante.wire import EvictedPeer

@@ -10,7 +10,7 @@ from restante.delivery.rules import MAX_FILES_PER_REQUEST, Pace, Quota, ReceiveP
 from restante.feed.rules import WriteLimits
 from restante.oplog import peers
 from restante.oplog.open_to import OpenTo
-from restante.oplog.trimming.gate import Limits, Policy
+from restante.oplog.trimming.limits import Limits, Policy
 from restante.retention.store import RetentionSettings
 from restante.settings import Settings, variable
 

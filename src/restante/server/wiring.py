@@ -40,7 +40,7 @@ from restante.oplog.remote import Remote
 from restante.oplog.serving.watch import Watcher
 from restante.oplog.subject import EndedSnapshots, OldConflicts, ParkedOps, UnsettledDeletes
 from restante.oplog.trimming import picture
-from restante.oplog.trimming.gate import Limits
+from restante.oplog.trimming.limits import Limits
 from restante.oplog.trimming.log_subject import OpLog
 from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
 from restante.retention import store as retention, upkeep

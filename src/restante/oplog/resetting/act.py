@@ -24,7 +24,8 @@ from restante.oplog.resetting.plan import held, look, passed
 from restante.oplog.tables import OPS
 from restante.oplog.trimming import drops, gate, picture
 from restante.oplog.trimming.drops import Drop
-from restante.oplog.trimming.gate import Cause, Fate, Piece, Standing
+from restante.oplog.trimming.fates import Cause, Fate
+from restante.oplog.trimming.gate import Piece, Standing
 from restante.oplog.trimming.picture import Log, Picture
 from restante.retention import store
 from restante.wire.oplog_reset import ResetPlan, ResetReport, SeededCursor

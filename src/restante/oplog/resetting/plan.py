@@ -23,7 +23,8 @@ from restante.oplog.resetting import seeds
 from restante.oplog.serving import log as serving
 from restante.oplog.tables import OPS
 from restante.oplog.trimming import gate, picture
-from restante.oplog.trimming.gate import Limits, Mark, Standing
+from restante.oplog.trimming.gate import Mark, Standing
+from restante.oplog.trimming.limits import Limits
 from restante.oplog.trimming.picture import Log, Picture
 from restante.oplog.verifying import comparison, digests
 from restante.oplog.verifying.comparison import Here, Progress

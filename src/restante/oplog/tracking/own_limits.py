@@ -6,7 +6,8 @@ from datetime import timedelta
 from restante.database import sql
 from restante.database.pool import Connection
 from restante.oplog.tables import LOG_WIDTH
-from restante.oplog.trimming import gate, picture
+from restante.oplog.trimming import picture
+from restante.oplog.trimming.limits import width as log_width
 
 queries = sql.load("restante.oplog.tracking", "relations")
 
@@ -45,4 +46,4 @@ async def width(connection: Connection, limits: OwnLimits) -> timedelta:
     """How wide the first partitions of a table with these limits are."""
     saved = await picture.saved_limits(connection)
     own = {name: getattr(limits, name) for name in _NAMES if getattr(limits, name) != DEFAULT}
-    return gate.width(picture.policy_of(dict.fromkeys(_NAMES) | own, saved), LOG_WIDTH)
+    return log_width(picture.policy_of(dict.fromkeys(_NAMES) | own, saved), LOG_WIDTH)

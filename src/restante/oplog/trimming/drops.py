@@ -23,7 +23,7 @@ from restante.database.pool import Connection, Row, Tx, transaction, translated
 from restante.errors import TableBusy
 from restante.oplog.positions import Position
 from restante.oplog.serving import log as serving
-from restante.oplog.trimming.gate import Cause, Fate
+from restante.oplog.trimming.fates import Cause, Fate
 from restante.oplog.trimming.picture import Log
 from restante.retention.subjects import Work
 from restante.wire.oplog_status import Eviction

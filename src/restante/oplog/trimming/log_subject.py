@@ -12,9 +12,11 @@ from restante.database.pool import Connection
 from restante.oplog import positions
 from restante.oplog.positions import Position
 from restante.oplog.tables import LEAST_LEAD, LOG_WIDTH, OPS
-from restante.oplog.trimming import drops, gate, picture
+from restante.oplog.trimming import drops, fates, limits, picture
 from restante.oplog.trimming.drops import Drop
-from restante.oplog.trimming.gate import Cause, Fate, Hold, Limits, Piece
+from restante.oplog.trimming.fates import Cause, Fate
+from restante.oplog.trimming.gate import MARGIN, Hold, Piece
+from restante.oplog.trimming.limits import Limits
 from restante.oplog.trimming.picture import Log, Picture
 from restante.retention.subjects import Account, PartitionSubject, Work
 from restante.text import printable
@@ -36,9 +38,7 @@ _WAY_OUT = (
     "let it read, or evict it: `restante oplog peers remove`, or `peers add --evict-after-days`"
 )
 # They end by themselves, or say how.
-_SHORT = frozenset(
-    {gate.MARGIN, "pinned", "taking_snapshot", "spared", "locked", "default_partition"}
-)
+_SHORT = frozenset({MARGIN, "pinned", "taking_snapshot", "spared", "locked", "default_partition"})
 
 # Why something that was due had to stay, one for each partition and pass.
 skipped_so_far = Counter[str]()
@@ -74,7 +74,7 @@ class OpLog(PartitionSubject[Decided]):
     async def widths(self, connection: Connection) -> Mapping[str, timedelta]:
         """Narrow enough for the retention of each table."""
         policies = await picture.policies(connection, self.limits)
-        return {parent: gate.width(policy, self.width) for parent, policy in policies.items()}
+        return {parent: limits.width(policy, self.width) for parent, policy in policies.items()}
 
     async def contents(
         self, connection: Connection, past: Sequence[Partition], *, now: datetime, closely: bool
@@ -90,11 +90,13 @@ class OpLog(PartitionSubject[Decided]):
     ) -> dict[str, Decided]:
         """The decisions about a picture."""
         now = min(now, found.now)
-        fates = gate.fates([log.decided for log in found.logs], found.marks, self.limits, now=now)
-        rows = await picture.estimated_rows(connection, list(fates))
+        decided = fates.fates(
+            [log.decided for log in found.logs], found.marks, self.limits, now=now
+        )
+        rows = await picture.estimated_rows(connection, list(decided))
         return {
             piece.name: Decided(
-                log, piece, fates.get(piece.name, gate.KEPT), rows.get(piece.name, 0)
+                log, piece, decided.get(piece.name, fates.KEPT), rows.get(piece.name, 0)
             )
             for log in found.logs
             for piece in log.decided.pieces

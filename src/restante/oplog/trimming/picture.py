@@ -16,7 +16,8 @@ from restante.oplog import positions, ulids
 from restante.oplog.peers import is_same_node
 from restante.oplog.positions import Position
 from restante.oplog.tables import OPS
-from restante.oplog.trimming.gate import Hold, Limits, Mark, Piece, Pin, Policy, TableLog
+from restante.oplog.trimming.gate import Hold, Mark, Piece, Pin, TableLog
+from restante.oplog.trimming.limits import Limits, Policy
 
 log = structlog.get_logger()
 

@@ -8,8 +8,10 @@ from restante.database import partitions
 from restante.database.pool import Connection
 from restante.oplog import ulids
 from restante.oplog.tables import OPS
-from restante.oplog.trimming import gate, picture
-from restante.oplog.trimming.gate import MARGIN, Cause, Limits, Mark, Standing
+from restante.oplog.trimming import fates, gate, picture
+from restante.oplog.trimming.fates import Cause
+from restante.oplog.trimming.gate import MARGIN, Mark, Standing
+from restante.oplog.trimming.limits import Limits
 from restante.oplog.trimming.log_subject import Decided, OpLog
 from restante.oplog.trimming.picture import Log, Picture
 from restante.wire.oplog_plan import Holder, OplogPlan, PeerMark, PlannedRemoval, PlannedTable
@@ -58,7 +60,7 @@ def _table(
         cap_bytes=policy.cap_bytes,
         floor="" if log.floor == ulids.LOWEST else ulids.text_of(log.floor),
         floor_at=picture.floor_moment(log.floor),
-        cut_off=gate.cut_off(log.decided, marks, limits, now=now),
+        cut_off=fates.cut_off(log.decided, marks, limits, now=now),
         last_op_at=last_at,
         is_dormant=bool(dormant_after and last_at and last_at <= now - dormant_after),
         removals=_removals(decided),
