@@ -226,11 +226,14 @@ async def test_renewing_uses_no_share_of_the_caller_whose_upload_began_it(
 
     monkeypatch.setattr(reservations, "_RENEWED_EVERY_SECONDS", 0)
     monkeypatch.setattr(receiver.reservations, "renew", renew)
-    shares.caller.set(workspace_id)
-    async with receiver.receive(workspace_id, 50 * MIB) as incoming:
-        await write(incoming, 2 * MIB)
+    before = shares.caller.set(workspace_id)
+    try:
+        async with receiver.receive(workspace_id, 50 * MIB) as incoming:
+            await write(incoming, 2 * MIB)
 
-        assert await used is None
+            assert await used is None
+    finally:
+        shares.caller.reset(before)  # all tests of a process run in one context
 
 
 async def test_an_upload_that_is_being_published_does_not_stop_the_renewal_of_others(

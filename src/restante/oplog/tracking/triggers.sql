@@ -78,7 +78,7 @@ begin
         clock_mark := pg_sequence_last_value('restante.op_clock_mark'::regclass);
         first_tick := nextval('restante.op_clock'::regclass);
         if first_tick <= clock_mark + 256
-                and first_tick > date_part('epoch', arrived) * 32768000 - 327680
+                and first_tick > date_part('epoch', arrived) * 32768000 - 32768
                 and pg_sequence_last_value('restante.op_clock_mark'::regclass) = clock_mark then
             null;
         else
