@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings as hypothesis_settings
 from processes import Server
 from sites import Site, SiteFactory, running_site, settings_for
 
-from restante.database import partitions
+from restante.database import partitions, shares
 from restante.database.pool import SCHEMA, Database, Tx
 from restante.database.spans import Span, floor
 from restante.delivery.subject import CHUNKS
@@ -99,6 +99,7 @@ async def empty_dsn(cluster: str) -> AsyncIterator[str]:
 @pytest.fixture
 async def dsn(cluster: str) -> AsyncIterator[str]:
     """A migrated database of the test's own: commits, locks and notifications are real."""
+    shares.caller.set(None)  # all tests of a process run in one context, and some are a caller
     async with cloned(cluster) as dsn:
         yield dsn
 

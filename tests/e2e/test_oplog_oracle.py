@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ from oplog.old_peer import OldPeer
 from oplog.oracle import Nodes
 from oplog.served_nodes import Node, Op
 from oplog.writers import KEYS, Writer
+from processes import restante
+
+from restante.oplog.trimming.limits import Limits, Policy
+from restante.oplog.trimming.log_subject import OpLog
+from restante.retention.subjects import Subjects
+from restante.retention.sweep import Sweep
 
 pytestmark = [pytest.mark.anyio, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -74,11 +81,11 @@ async def writing(
 class Faults:
     """Does harm to some nodes, one thing after the other."""
 
-    def __init__(self, nodes: Nodes, harmed: Sequence[Node], *, may_pause: bool) -> None:
+    def __init__(self, nodes: Nodes, harmed: Sequence[Node], more: Sequence[str] = ()) -> None:
         self.done: list[str] = []
         self._nodes = nodes
         self._harmed = harmed
-        self._kinds = [*KINDS, "pause"] if may_pause else list(KINDS)
+        self._kinds = [*KINDS, *more]
 
     async def cause(self, seconds: float) -> None:
         """Everything once, in any order, and more until the time is over."""
@@ -102,6 +109,8 @@ class Faults:
                 await self._nodes.push_again()
             case "pause":
                 await paused(node, chance)
+            case "trim":
+                self.done[-1] += f" {', '.join(await trimmed(node, chance))}"
             case _:
                 await self._kill(node, kind)
 
@@ -131,11 +140,29 @@ async def paused(node: Node, chance: random.Random) -> None:
     await node.resume()
 
 
+# Some ops go when all have read them; some go whatever anybody has read.
+LIMITS = (
+    Limits(Policy(retention=timedelta(seconds=1)), timedelta(0)),
+    Limits(Policy(cap_age=timedelta(seconds=1)), timedelta(0)),
+    Limits(Policy(cap_bytes=1), timedelta(0)),
+    Limits(margin=timedelta(0), dormant_after=timedelta(seconds=0.2)),
+)
+
+
+async def trimmed(node: Node, chance: random.Random) -> list[str]:
+    """Drop what some limit says; returns the steps that were done."""
+    node.has_dropped = True
+    async with node.database() as db:
+        sweep = Sweep(db, Subjects(OpLog(chance.choice(LIMITS))), budget_seconds=10)
+        report = await sweep.run(now=await sweep.now())
+    return [step.why for step in report.done]
+
+
 async def harmed(
-    nodes: Nodes, some: list[Node], seconds: float, *, may_pause: bool = False
+    nodes: Nodes, some: list[Node], seconds: float, more: Sequence[str] = ()
 ) -> list[str]:
     """Applications write to all nodes while these are harmed; then everything works again."""
-    faults = Faults(nodes, some, may_pause=may_pause)
+    faults = Faults(nodes, some, more)
     causing = asyncio.create_task(faults.cause(seconds))
     await writing(nodes.every, nodes.chance, seconds, until=causing)
     nodes.calm()
@@ -165,7 +192,7 @@ async def test_nodes_become_equal_whatever_happens_to_them(place: Path):
             exchanging = asyncio.create_task(
                 exchange(old, three[0], random.Random(chance.random()))
             )
-            done = await harmed(nodes, three, SECONDS, may_pause=may_pause)
+            done = await harmed(nodes, three, SECONDS, ["pause"] if may_pause else [])
 
             print(topology, ", ".join(done), flush=True)
             old.is_reading = False
@@ -200,6 +227,45 @@ async def unread(old: OldPeer, node: Node) -> list[Op]:
     """Not by its ULID: a record of an op whose other records lost has one of its own."""
     read = {(op["action"] == "delete", str(data)) for op in old.ops.values() for data in op["data"]}
     return [op for op in (await node.state()).ops if (op.is_delete, str(op.data)) not in read]
+
+
+@soak.only_long
+@pytest.mark.timeout(0)
+async def test_nodes_become_equal_while_their_logs_are_trimmed_and_reset(place: Path):
+    """
+    The same with retention, caps and dormant cleanup, any of which may evict a node.
+
+    In the end one log is reset, and the nodes go on.
+    """
+    for run in soak.runs(1):
+        with run as chance, made(place / str(run.seed), chance) as nodes, OldPeer() as old:
+            topology = chance.choice(["mesh", "chain", "ring"])
+            three = await nodes.start(*OFFSETS)
+            connect(nodes, three, topology)
+            three[0].admin({"url": old.address})
+            exchanging = asyncio.create_task(
+                exchange(old, three[0], random.Random(chance.random()))
+            )
+            done = await harmed(nodes, three, SECONDS, ["trim"] * 4)
+
+            print(topology, ", ".join(done), flush=True)
+            old.is_reading = False
+            await exchanging
+            await until_accounted(three, old.ops.values())
+            await reset(nodes, three[1], three[0])
+            await writing(three, chance, 1)
+            await until_accounted(three)
+
+
+async def reset(nodes: Nodes, node: Node, reference: Node) -> None:
+    """Empty the log of a node that has the same records as another one."""
+    address = nodes.proxies[node.name, reference.name].address
+    words = ("oplog", "reset", "--from", address, "--evict", "--yes", "--database-url", node.dsn)
+    outcome = await asyncio.to_thread(restante, *words, seconds=120, RESTANTE_SELF_URL=node.url)
+    assert outcome.code == 0, outcome
+    connection = await node.connect()
+    assert await connection.fetchval("select count(*) from restante.ops") == 0
+    await connection.close()
 
 
 @soak.only_long

@@ -116,7 +116,7 @@ async def unaccounted(nodes: Sequence[Node], foreign: Sequence[Op] = ()) -> list
         ]
         found += _table_differs_from_log(name, state, newest)
     for node in nodes:
-        if not node.has_paused:
+        if not node.has_dropped:
             kept = {op.data.get("body") for op in states[node.name].ops}
             found += [f"{node.name} lost {value}" for value in node.acked if value not in kept]
     return found

@@ -89,7 +89,7 @@ class Node:
     server: Server
     clock_offset: int
     acked: list[str] = field(default_factory=list[str])  # values that were committed
-    has_paused: bool = False
+    has_dropped: bool = False  # ops, at the end of a pause or by a limit
     tokens: dict[str, str] = field(default_factory=dict[str, str])  # what others show to us
     number: int = 0
     database_url: str | None = None  # of a Postgres that the test runs
@@ -129,7 +129,7 @@ class Node:
 
     async def pause(self) -> None:
         """From now on nothing is logged."""
-        self.has_paused = True
+        self.has_dropped = True
         await self._until_free(lambda db: capture.pause(db, "public.notes", now=datetime.now(UTC)))
 
     async def resume(self) -> None:

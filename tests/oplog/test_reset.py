@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import soak
 from oplog.captured import log_of
 from oplog.meshes import converge, join, mesh
 from oplog.nodes import THIRD, make_peer
@@ -41,6 +42,8 @@ async def connection(connections: Callable[[], Any]) -> Any:
     return await connections()
 
 
+@pytest.mark.soak
+@soak.only_long
 async def test_the_log_goes_and_all_nodes_stay_in_step(cluster: str, tmp_path: Path):
     """All are written to all the time: nothing is lost, and nobody has to take a snapshot."""
     async with mesh(cluster, tmp_path, 3) as (a, b, c):

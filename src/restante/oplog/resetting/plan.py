@@ -72,11 +72,8 @@ class Planner:
 
     async def plan(self) -> ResetPlan:
         """Compare, wait until the peers have read what they can, and look; raises BadRequest."""
-        if self.reference.protocol != "restante":
-            raise BadRequest(
-                f"{self.reference.host} cannot be the reference: this node has not read from it "
-                "yet, or it speaks the older protocol."
-            )
+        deadline = time.monotonic() + self.wanted.wait_seconds
+        await self._check_reference(deadline)
         verified = await self._verified()
         equal = [one.table for one in verified.tables if _is_equal(one)]
         deadline = time.monotonic() + self.wanted.wait_seconds
@@ -98,6 +95,20 @@ class Planner:
             cursors=await self._cursors(told, equal) if told else [],
             refusals=refusals,
         )
+
+    async def _check_reference(self, deadline: float) -> None:
+        """It must be one of our nodes; which is known once something was read from it."""
+        while self.reference.protocol is None and time.monotonic() < deadline:
+            self.on_wait(f"until this node has read from {self.reference.host}")
+            await asyncio.sleep(_LOOK_SECONDS)
+            async with self.db.connection() as connection:
+                found = await peers.find(connection, self.reference.host)
+            self.reference = found or self.reference
+        if self.reference.protocol != "restante":
+            raise BadRequest(
+                f"{self.reference.host} cannot be the reference: this node has not read from it "
+                "yet, or it speaks the older protocol."
+            )
 
     async def _verified(self) -> VerifyReport:
         return await verify(
