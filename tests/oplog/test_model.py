@@ -98,6 +98,8 @@ def _snapshot_reports_nothing(pair: SnapshotPair, sides: SnapshotSides) -> Snaps
     return replace(rules.judge_snapshot(pair, sides), reports=False)
 
 
+@pytest.mark.soak
+@soak.only_long
 @pytest.mark.parametrize(
     ("scenario", "broken"),
     [
