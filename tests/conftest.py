@@ -157,8 +157,8 @@ async def connections(dsn: str) -> AsyncIterator[Callable[[], Any]]:
 def run_site(dsn: str, tmp_path: Path) -> SiteFactory:
     """For tests that choose settings, or run two servers on one database."""
 
-    def run(**chosen: Any) -> AbstractAsyncContextManager[Site]:
-        return running_site(settings_for(dsn, tmp_path, **chosen))
+    def run(*, with_jobs: bool = True, **chosen: Any) -> AbstractAsyncContextManager[Site]:
+        return running_site(settings_for(dsn, tmp_path, **chosen), with_jobs=with_jobs)
 
     return run
 

@@ -285,7 +285,7 @@ async def test_the_number_of_workspaces_in_the_metrics_is_bounded(site: Site):
 async def test_a_cursor_in_a_trimmed_partition_is_a_410_and_one_after_it_goes_on(
     run_site: SiteFactory, connection: Any
 ):
-    async with run_site(feed_retention_days=30) as site:
+    async with run_site(feed_retention_days=30, with_jobs=False) as site:
         caller = await registered(site)
         await caller.staged(*[Part()] * 5)
         partition = await make_old_feed(connection, UUID(caller.id), up_to=3)
@@ -307,7 +307,7 @@ async def test_a_follower_sees_every_row_or_a_410_while_partitions_are_dropped(
     run_site: SiteFactory, connection: Any
 ):
     """Rows are appended, made older and trimmed while a reader follows by small pages."""
-    async with run_site(feed_retention_days=30) as site:
+    async with run_site(feed_retention_days=30, with_jobs=False) as site:
         caller = await registered(site)
         await caller.staged(*[Part()] * 40)
         ids = {row["seq"]: row["id"] for row in await caller.feed(limit=100)}
