@@ -56,7 +56,7 @@ _COLUMNS = "table_id, arrived_at, era, xid, ulid, n, origin, action, key_hash, o
 _OPS = """
 select $1::int, at, (extract(epoch from at) * 1000000)::bigint, number,
        op_ulid((extract(epoch from at) * 1000)::bigint << 15, lpad(to_hex(number), 16, '0')), 1, 1,
-       'u'::"char", hashtextextended(number::text, 0), number, '["' || md5(number::text) || '"]',
+       'u'::op_action, hashtextextended(number::text, 0), number, '["' || md5(number::text) || '"]',
        json_build_object('id', md5(number::text), 'number', number,
                          'body', repeat(md5((number * 7)::text), 8), 'at', at)
   from generate_series(1, $3::bigint) as number,
