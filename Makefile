@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+TOOLS := $(VENV)/installed-tools
+RESOLVE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra server pyproject.toml \
+	--generate-hashes --no-emit-index-url --no-header --no-annotate
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_USER := 0
 # Tests start hundreds of processes; without bytecode files each would compile the sources again.
@@ -14,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-setup: $(INSTALLED) ## install the exact versions of requirements.lock into .venv
+setup: $(TOOLS) ## install the exact versions of requirements-dev.lock into .venv
 
 # The mark is written last and names the directory.  An environment without it was left half-made,
 # and one with another name was moved, which its programs do not survive: both are made anew.
@@ -35,7 +38,12 @@ $(INSTALLED): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@pwd -P > $@
 
-serve: setup ## run a Restante on 127.0.0.1:8080 with its own Postgres
+# Somebody who only runs a server does not wait for the tools of development.
+$(TOOLS): $(INSTALLED) requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
+	@touch $@
+
+serve: $(INSTALLED) ## run a Restante on 127.0.0.1:8080 with its own Postgres
 	@exec $(BIN)/restante serve
 
 test: check ## lint, types, import rules and all tests
@@ -60,9 +68,9 @@ bench: setup ## measure, and print each figure as a ratio
 soak: setup ## the long crash and oracle runs; SOAK_RUNS and SOAK_SEED choose how many and which
 	SOAK_RUNS=$${SOAK_RUNS:-300} $(BIN)/python -m pytest -m soak --numprocesses 0 --timeout 0 --capture no
 
-lock: setup ## resolve the dependencies anew into requirements.lock
-	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra server --extra dev \
-		--generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml -o requirements.lock
+lock: setup ## resolve the dependencies anew into requirements.lock and requirements-dev.lock
+	$(RESOLVE) --upgrade --group dev -o requirements-dev.lock
+	$(RESOLVE) --upgrade --group build --constraint requirements-dev.lock -o requirements.lock
 
 clean: ## remove what the other commands made
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .schemathesis build dist

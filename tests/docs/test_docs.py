@@ -236,12 +236,28 @@ def test_the_architecture_names_every_file(part: str):
     assert files - {name.removesuffix(".py") for name in named_there} == set()
 
 
-def test_the_lock_file_names_no_address():
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+def test_a_lock_file_names_no_address(name: str):
     """Where packages come from is a setting of the machine."""
-    lock = (ROOT / "requirements.lock").read_text()
+    lock = (ROOT / name).read_text()
 
     assert "://" not in lock
     assert not re.search(r"^\s*--(?!hash=)", lock, re.MULTILINE)
+    packages = re.findall(r"^[\w.-]+==.*\n(.*)", lock, re.MULTILINE)
+    assert all(line.startswith("    --hash=") for line in packages)
+
+
+def test_servers_run_the_versions_that_are_tested():
+    serving, tested = (locked(name) for name in ("requirements.lock", "requirements-dev.lock"))
+
+    assert serving.items() <= tested.items()
+    assert "uvicorn" in serving
+    assert "pytest" not in serving
+
+
+def locked(name: str) -> dict[str, str]:
+    """The version of each package in a lock file."""
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / name).read_text(), re.MULTILINE))
 
 
 def test_every_module_of_the_server_is_kept_from_importing_the_wiring():
