@@ -37,7 +37,6 @@ ADDRESS = "127.0.0.2"
 _FEED_ROWS = 200_000
 _PUSH_PLACES = 8
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
-_MESSAGE = b'{"jsonrpc": "2.0", "method": "message/send", "params": {"text": "%s"}}'
 
 Attack = Callable[[Running], Awaitable[None]]
 
@@ -125,7 +124,7 @@ def _activity(workspace: Workspace, query: str = "") -> bytes:
 
 
 def _message(workspace: Workspace, size: int = 1) -> bytes:
-    body = _MESSAGE % (b"m" * size)
+    body = http.message(b"m" * size)
     return http.request("POST", f"/workspaces/{workspace.id}/a2a", workspace.token, body)
 
 

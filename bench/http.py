@@ -59,6 +59,15 @@ def request(method: str, path: str, token: str, body: bytes = b"", *headers: str
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+def message(text: bytes = b"") -> bytes:
+    """The body of a message."""
+    parts = b'[{"kind": "text", "text": "%s"}]' % text
+    return (
+        b'{"jsonrpc": "2.0", "method": "message/send", "params": {"message": {"parts": %s}}}'
+        % parts
+    )
+
+
 def upload(path: str, token: str, content: bytes) -> bytes:
     """A multipart upload of one file as bytes."""
     head = (

@@ -50,8 +50,9 @@ async def _all_are_waiting(server: Running) -> None:
 
 
 async def _wake(sender: http.Connection, waiting: http.Connection, workspace: Workspace) -> float:
-    body = b'{"jsonrpc": "2.0", "method": "message/send", "params": {}}'
-    request = http.request("POST", f"/workspaces/{workspace.id}/a2a", workspace.token, body)
+    request = http.request(
+        "POST", f"/workspaces/{workspace.id}/a2a", workspace.token, http.message()
+    )
     started = time.monotonic()
     sent = asyncio.create_task(sender.ask(request))
     status, length = await waiting.head()

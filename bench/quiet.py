@@ -26,7 +26,6 @@ LIMIT_SECONDS = 5.0
 # More than an idle server needs, so that operations do not wait for each other.
 _SLOTS = 40
 _FILE = os.urandom(10 * 1024)
-_MESSAGE = b'{"jsonrpc": "2.0", "method": "message/send", "params": {}}'
 # A file that was never sent cannot be fetched: there is no value.
 _NEVER = [LIMIT_SECONDS] * 2
 _FAILURES = (AssertionError, OSError, TimeoutError, ValueError, EOFError)
@@ -171,13 +170,13 @@ async def message(slot: Slot, due: Seconds, measured: Measured) -> None:
         measured["message"].note(due)
 
     await slot.wait()
-    await asyncio.gather(slot.ask("POST", "/a2a", _MESSAGE), heard())
+    await asyncio.gather(slot.ask("POST", "/a2a", http.message()), heard())
     await slot.wait()
 
 
 async def push(slot: Slot, due: Seconds, measured: Measured) -> None:
     """A message to a workspace that is called, and answers at once."""
-    await slot.ask("POST", "/a2a", _MESSAGE)
+    await slot.ask("POST", "/a2a", http.message())
     measured["push"].note(due)
 
 
