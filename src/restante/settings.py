@@ -126,6 +126,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "any other."
         ),
     ] = None
+    trusted_proxies: Annotated[
+        str | None,
+        Meta(
+            description="Address ranges of reverse proxies, separated by commas, whose "
+            "X-Forwarded-For, -Proto and -Host are believed. Default: none."
+        ),
+    ] = None
     staging: Annotated[
         bool, Meta(description="Accept files for workspaces that poll; if off, answer 422.")
     ] = True

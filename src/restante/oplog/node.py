@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from restante.database.pool import Database
 from restante.http.body_room import BodyRoom
+from restante.http.networks import AddressRanges
 from restante.oplog.callbacks import Callbacks
-from restante.oplog.open_to import OpenTo
 from restante.oplog.pulling.outbox import Outbox
 from restante.oplog.serving.log import Limits
 from restante.oplog.serving.rates import PeerRates
@@ -25,7 +25,7 @@ class Node:
     outbox: Outbox
     callbacks: Callbacks = field(default_factory=Callbacks)
     own_url: str | None = None  # under which peers know us, normalised
-    open_to: OpenTo = field(default_factory=OpenTo)
+    open_to: AddressRanges = field(default_factory=AddressRanges)
     page_limits: Limits = field(default_factory=Limits)
     rates: PeerRates = field(default_factory=PeerRates)
     open_ends: OpenEnds = field(default_factory=OpenEnds)

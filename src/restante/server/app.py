@@ -20,6 +20,7 @@ from restante.feed.service import Feed
 from restante.feed.wakeups import Wakeups
 from restante.http import problems
 from restante.http.body_room import BodyRoom
+from restante.http.networks import AddressRanges
 from restante.http.operations import JsonPace
 from restante.http.origins import PREFLIGHT_STATUSES, CrossOrigin
 from restante.http.refusal_delays import RefusalDelays
@@ -90,6 +91,7 @@ class Services:
     serve_acked: bool
     upload_limits: wire.UploadLimits
     origins: frozenset[str]
+    proxies: AddressRanges
     oplog: Node
 
 

@@ -3,6 +3,8 @@ The open connections of this process: how many there may be, and who has them.
 
 A connection counts for its address, except while an authenticated request runs on it.  So a proxy,
 whose address all clients share, is limited only in connections on which nobody has shown a token.
+Those of a proxy that the operator lists count for nobody; a request on one counts for the client
+that it names, until it is authenticated.
 """
 
 import resource
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from restante.http.networks import network_of
+from restante.http.networks import AddressRanges, network_of
 from restante.http.refusal_delays import RefusalDelays
 from restante.server.lingering import DiscardPace
 from restante.server.metrics import ConnectionMetrics
@@ -84,9 +86,14 @@ class Connections:
     """Counts connections, refuses those beyond the limits, and reports both."""
 
     def __init__(
-        self, limits: ConnectionLimits, metrics: ConnectionMetrics, refusal_delays: RefusalDelays
+        self,
+        limits: ConnectionLimits,
+        metrics: ConnectionMetrics,
+        refusal_delays: RefusalDelays,
+        proxies: AddressRanges | None = None,
     ) -> None:
         self._limits = limits
+        self._proxies = proxies or AddressRanges()
         self.refusal_delays = refusal_delays
         self.discard_pace = DiscardPace()
         self._open = 0
@@ -102,22 +109,25 @@ class Connections:
 
         A refused one takes no place of others, or one address could use up the total.
         """
-        network = network_of(host)
+        network = None if self._proxies.includes(host) else network_of(host)
         place = Place(self, network, self._refused_for(network))
         if place.refused_for:
             self.metrics.refused.labels(place.refused_for).inc()
             self._refused += 1
         else:
-            self.changed(+1, network)
+            place.begin_to_count()
             self._count_open(+1)
         return place
 
-    def _refused_for(self, network: str) -> str | None:
+    def _refused_for(self, network: str | None) -> str | None:
         if self._open >= self._limits.total:
             return "total"
-        if 0 < self._limits.per_address <= self._unauthenticated[network]:
-            return "address"
-        return None
+        return None if network is None or self.has_room_for(network) else "address"
+
+    def has_room_for(self, network: str) -> bool:
+        """Whether an address may have another connection without an authenticated request."""
+        limit = self._limits.per_address
+        return limit == 0 or self._unauthenticated[network] < limit
 
     def has_room_to_refuse(self) -> bool:
         """Whether a refused connection can wait to be answered."""
@@ -160,26 +170,40 @@ class Place:
 
     __slots__ = (
         "_connections",
-        "_is_authenticated",
+        "_counts_for",
         "_is_open",
         "_requests",
         "network",
         "refused_for",
     )
 
-    def __init__(self, connections: Connections, network: str, refused_for: str | None) -> None:
+    def __init__(
+        self, connections: Connections, network: str | None, refused_for: str | None
+    ) -> None:
         self._connections = connections
-        self._is_authenticated = False
+        self._counts_for: str | None = None
         self._is_open = True
         self._requests = 0  # that are being handled
-        self.network = network
+        self.network = network  # None: a listed proxy's
         self.refused_for = refused_for  # a refused connection has no requests
+
+    def begin_to_count(self) -> None:
+        """Nothing on it is authenticated yet."""
+        self._count_for(self.network)
+
+    def admits(self, client: str) -> bool:
+        """Count a request that a proxy passes on for this client, unless it has too many."""
+        if self.network is not None:
+            return True
+        if not self._connections.has_room_for(client):
+            self._connections.metrics.refused.labels("address").inc()
+            return False
+        self._count_for(client)
+        return True
 
     def authenticated(self) -> None:
         """A request on it has shown a valid token."""
-        if not self._is_authenticated:
-            self._is_authenticated = True
-            self._connections.changed(-1, self.network)
+        self._count_for(None)
 
     def request_began(self) -> None:
         self._requests += 1
@@ -187,11 +211,10 @@ class Place:
     def request_ended(self) -> None:
         """It may end after its connection."""
         self._requests -= 1
-        if not self._is_open:
+        if self._is_open:
+            self._count_for(self.network)
+        else:
             self._give_up()
-        elif self._is_authenticated:
-            self._is_authenticated = False
-            self._connections.changed(+1, self.network)
 
     def leave(self) -> None:
         """It was closed."""
@@ -201,6 +224,11 @@ class Place:
     def _give_up(self) -> None:
         if self._requests:
             return
-        if not self.refused_for:
-            self.authenticated()  # so that it no longer counts for its address
+        self._count_for(None)
         self._connections.left(was_refused=bool(self.refused_for))
+
+    def _count_for(self, network: str | None) -> None:
+        for one, by in ((self._counts_for, -1), (network, +1)):
+            if one is not None:
+                self._connections.changed(by, one)
+        self._counts_for = network

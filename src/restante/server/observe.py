@@ -16,10 +16,11 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from restante.database import shares
-from restante.http import turns
+from restante.http import forwarded, turns
 from restante.http.disconnect import TRANSPORT
 from restante.http.origins import OriginChecks
 from restante.http.problems import on_bug, server_stopping
+from restante.server.address_limit import AddressLimit
 from restante.server.health import PROBES
 
 log = structlog.get_logger()
@@ -73,10 +74,11 @@ class ObservedApp(Starlette):
     def build_middleware_stack(self) -> ASGIApp:
         """Leave out Starlette's outermost layer, which would answer errors before `_answer`."""
         checked = OriginChecks(self.router, self.state.cross_origin)
-        return ExceptionMiddleware(checked, handlers=self.exception_handlers)
+        return ExceptionMiddleware(AddressLimit(checked), handlers=self.exception_handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[TRANSPORT] = getattr(getattr(send, "__self__", None), "transport", None)
+        forwarded.reveal(scope, self.state.proxies)
         caller = self.state.access.caller(HTTPConnection(scope))
         # Probes do not wait behind the other requests of their address, which may be a proxy's.
         is_probe = caller is not None and scope["path"] in PROBES

@@ -7,9 +7,10 @@ import structlog
 
 from restante import wire
 from restante.delivery.rules import MAX_FILES_PER_REQUEST, Pace, Quota, ReceivePolicy
+from restante.errors import SettingsInvalid
 from restante.feed.rules import WriteLimits
+from restante.http.networks import AddressRanges
 from restante.oplog import peers
-from restante.oplog.open_to import OpenTo
 from restante.oplog.trimming.limits import Limits, Policy
 from restante.retention.store import RetentionSettings
 from restante.settings import Settings, variable
@@ -137,6 +138,19 @@ def own_url(settings: Settings) -> str | None:
     return None if settings.self_url is None else peers.normalised(settings.self_url)
 
 
-def ops_open_to(settings: Settings) -> OpenTo:
+def ops_open_to(settings: Settings) -> AddressRanges:
     """Who may read the op log without a token; raises SettingsInvalid."""
-    return OpenTo.parsed(settings.ops_open_to, name=variable("ops_open_to"))
+    return AddressRanges.parsed(settings.ops_open_to, name=variable("ops_open_to"))
+
+
+def trusted_proxies(settings: Settings) -> AddressRanges:
+    """The proxies that are believed about their clients; raises SettingsInvalid."""
+    name = variable("trusted_proxies")
+    proxies = AddressRanges.parsed(settings.trusted_proxies, name=name)
+    for network in proxies.networks:
+        if network.prefixlen == 0:
+            raise SettingsInvalid(
+                f"{name} is wrong: with {network} anybody could choose the address that counts as "
+                "theirs. List the addresses of your proxies."
+            )
+    return proxies

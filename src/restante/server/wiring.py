@@ -28,6 +28,7 @@ from restante.feed.subject import CrowdedFeeds, FeedPartitions, MessageIds
 from restante.feed.total import TotalLimit
 from restante.feed.wakeups import Wakeups
 from restante.http.body_room import BodyRoom
+from restante.http.networks import AddressRanges
 from restante.http.operations import JsonPace
 from restante.http.refusal_delays import RefusalDelays
 from restante.http.turns import Turns
@@ -115,6 +116,7 @@ def http_server(settings: Settings, web: Starlette, *, on_ready: Callable[[], No
 @asynccontextmanager
 async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path | None]]:
     """Everything but the socket: database, migrations, loops, and the web application."""
+    proxies = policies.trusted_proxies(settings)
     directory = data_directory(settings)
     policies.warn_of_small_quotas(settings)
     async with AsyncExitStack() as stack:
@@ -133,7 +135,7 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
         )
         disk = await disk_of(settings, db, _ballast(settings, directory))
         subjects = subjects_of(settings, disk)
-        services = _services(settings, db, disk, wakeups, push, subjects, token)
+        services = _services(settings, db, disk, wakeups, push, subjects, token, proxies)
         await _prepare_to_store(settings, services, subjects)
         loops = jobs.loops(settings, services, subjects)
         services.metrics.loops.expect(loop.name for loop in loops)
@@ -265,6 +267,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
     push: Push,
     subjects: Subjects,
     admin_token: str,
+    proxies: AddressRanges,
 ) -> Services:
     access = Access(db, admin_token=admin_token)
     receiver = receiver_of(settings, db, wakeups, disk)
@@ -281,7 +284,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
     )
     return Services(
         metrics=metrics,
-        connections=Connections(limits, metrics.connections, refusal_delays),
+        connections=Connections(limits, metrics.connections, refusal_delays, proxies),
         readiness=Readiness(db, migrate.shipped()),
         db=db,
         disk=disk,
@@ -319,6 +322,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         serve_acked=settings.serve_acked,
         upload_limits=policies.upload_limits(settings),
         origins=allowed_origins(settings, on_loopback=is_loopback(settings.host)),
+        proxies=proxies,
         oplog=_node(settings, db),
     )
 

@@ -76,6 +76,7 @@ class Sender:
     origin: str | None = None
     content_type: str | None = None
     origin_is_listed: bool = False  # by the operator
+    is_from_elsewhere: bool = False  # a proxy has passed it on, for another machine
 
 
 def refuse_web_pages(sender: Sender) -> None:
@@ -86,6 +87,11 @@ def refuse_web_pages(sender: Sender) -> None:
     was made to resolve to loopback (DNS rebinding) counts as same-origin, but the Host is that
     name.  The JSON type is a second line: a page needs our permission to send it.
     """
+    if sender.is_from_elsewhere:
+        raise OriginRefused(
+            "Registration is open to programs on the server's machine only, and a proxy has passed "
+            "this on for another one. Send a token that may register."
+        )
     if sender.host is not None and not _is_loopback(sender.host):
         host = printable(sender.host, max_length=MAX_QUOTED)
         raise OriginRefused(

@@ -21,6 +21,7 @@ from restante.errors import (
     TooManyMessages,
     WorkspaceUnknown,
 )
+from restante.http.forwarded import is_from_elsewhere
 from restante.http.operations import (
     BODY_REFUSALS,
     MAX_DEPTH,
@@ -87,7 +88,11 @@ def _sender(request: Request) -> Sender:
     headers, origin = request.headers, origin_of(request.scope)
     cross_origin: CrossOrigin = request.app.state.cross_origin
     return Sender(
-        headers.get("host"), origin, headers.get("content-type"), cross_origin.allows(origin)
+        headers.get("host"),
+        origin,
+        headers.get("content-type"),
+        cross_origin.allows(origin),
+        is_from_elsewhere(headers.raw),
     )
 
 

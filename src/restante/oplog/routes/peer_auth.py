@@ -13,10 +13,9 @@ from starlette.requests import HTTPConnection
 
 from restante.database.pool import Database
 from restante.errors import BadRequest, NotAuthenticated, RestanteError
-from restante.http.networks import network_of
+from restante.http.networks import AddressRanges, network_of
 from restante.http.operations import BODY_REFUSALS, Handler, operation
 from restante.oplog import peers
-from restante.oplog.open_to import OpenTo
 from restante.oplog.peers import Peer, Reader
 from restante.workspaces import auth
 
@@ -91,5 +90,5 @@ def _db(request: HTTPConnection) -> Database:
     return request.app.state.db
 
 
-def _open_to(request: HTTPConnection) -> OpenTo:
+def _open_to(request: HTTPConnection) -> AddressRanges:
     return request.app.state.oplog.open_to
