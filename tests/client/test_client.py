@@ -112,6 +112,9 @@ async def test_a_program_without_a_loop_sends_and_receives(shared_site: Site, tm
             file, message = list(inbox)
             assert isinstance(file, BlockingFile)
             assert isinstance(message, BlockingMessage)
+            assert (file.kind, message.kind) == ("file", "message")
+            assert repr(file) == "BlockingFile(seq=1, name='a.txt', size=300000)"
+            assert repr(message) == "BlockingMessage(seq=2, method='tasks/get')"
             assert (file.name, file.seq, file.file.size) == ("a.txt", 1, 300_000)
             assert file.save(tmp_path).read_bytes() == pattern(300_000)
             file.ack()

@@ -10,16 +10,24 @@ Failures are raised as the classes of `restante.errors`, selected by the code of
 
 from restante.client.aio import AsyncClient
 from restante.client.calls import Credentials, Cursor, FeedPage
-from restante.client.client import BlockingFile, BlockingInbox, BlockingMessage, Client
+from restante.client.client import (
+    BlockingFile,
+    BlockingInbox,
+    BlockingItem,
+    BlockingMessage,
+    Client,
+)
 from restante.client.connection import Limits
 from restante.client.messages import rewritten
 from restante.client.poller import FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.sending import Bytes
+from restante.client.streams import Stream
 
 __all__ = [
     "AsyncClient",
     "BlockingFile",
     "BlockingInbox",
+    "BlockingItem",
     "BlockingMessage",
     "Bytes",
     "Client",
@@ -32,5 +40,6 @@ __all__ = [
     "Item",
     "Limits",
     "MessageItem",
+    "Stream",
     "rewritten",
 ]

@@ -1,13 +1,14 @@
 """The asyncio client: sends the requests that `calls` builds, and retries the repeatable ones."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
 from restante import wire
 from restante.client import calls, notifying
+from restante.client.arguments import AnyId, Several, file_id_of, several, workspace_id_of
 from restante.client.calls import Call, Credentials, Cursor, FeedPage
 from restante.client.connection import DEFAULT_LIMITS, Connection, Limits
 from restante.client.fetching import Fetch
@@ -24,13 +25,14 @@ from restante.client.retry import Backoff, is_retryable
 from restante.client.sending import (
     DEFAULT_UPLOAD_LIMITS,
     MultipartBody,
-    Outgoing,
     ProgressCallback,
     Source,
     check_sizes,
     inlined,
     no_progress,
+    outgoing_files,
 )
+from restante.client.streams import must_be_stored
 from restante.delivery.rules import MAX_FILE_BYTES
 from restante.errors import AnswerInvalid, BadRequest, RestanteError
 from restante.ids import FileId, WorkspaceId
@@ -54,12 +56,16 @@ class AsyncClient:
         url: str,
         *,
         token: str | None = None,
-        workspace_id: WorkspaceId | UUID | None = None,
+        workspace_id: AnyId | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._connection = Connection(url, limits)
         self._token = token
-        self._workspace_id = WorkspaceId(workspace_id) if workspace_id else None
+        self._workspace_id = None if workspace_id is None else workspace_id_of(workspace_id)
+
+    def __repr__(self) -> str:
+        of = f", workspace_id={str(self._workspace_id)!r}" if self._workspace_id else ""
+        return f"{type(self).__name__}({self.url!r}{of})"
 
     @classmethod
     def of(cls, credentials: Credentials) -> Self:
@@ -136,10 +142,14 @@ class AsyncClient:
         *,
         wait_seconds: float = 0,
         limit: int = calls.ROWS_PER_PAGE,
-        of: WorkspaceId | None = None,
+        of: AnyId | None = None,
     ) -> FeedPage:
-        """One page of the feed after a cursor; raises CursorGone if rows may have been missed."""
-        workspace_id = of or self.workspace_id
+        """
+        One page of the feed after a cursor; raises CursorGone if rows may have been missed.
+
+        The admin can read the feed `of` any workspace.
+        """
+        workspace_id = self.workspace_id if of is None else workspace_id_of(of)
         call = calls.feed(workspace_id, cursor, wait_seconds=wait_seconds, limit=limit)
         return await self.send(call)
 
@@ -166,13 +176,13 @@ class AsyncClient:
                 raise AnswerInvalid("The server's list of pending uploads does not advance.")
             after = FileId(page.next_after)
 
-    async def acknowledge(self, file_id: FileId | UUID) -> None:
+    async def acknowledge(self, file_id: AnyId) -> None:
         """Acknowledge a file: the workspace has it, and the server deletes it."""
-        await self.send(calls.acknowledge(self.workspace_id, FileId(file_id)))
+        await self.send(calls.acknowledge(self.workspace_id, file_id_of(file_id)))
 
-    async def reopen(self, file_id: FileId | UUID) -> None:
+    async def reopen(self, file_id: AnyId) -> None:
         """Make an acknowledged file pending again, for a workspace that lost it."""
-        await self.send(calls.reopen(self.workspace_id, FileId(file_id)))
+        await self.send(calls.reopen(self.workspace_id, file_id_of(file_id)))
 
     async def workspaces(self) -> AsyncIterator[wire.WorkspaceEntry]:
         """All workspaces; needs the admin token."""
@@ -189,11 +199,11 @@ class AsyncClient:
 
     async def send_message(  # noqa: PLR0913 - the fields of a message
         self,
-        to: WorkspaceId | UUID,
+        to: AnyId,
         message: str | Mapping[str, Any],
         *,
-        files: Sequence[Source] = (),
-        attachments: Sequence[Attachment] = (),
+        files: Several[Source] = (),
+        attachments: Several[Attachment] = (),
         context_id: str | None = None,
         message_id: str | None = None,
         role: str = "user",
@@ -211,22 +221,22 @@ class AsyncClient:
         if isinstance(message, str):
             message = text_message(
                 message,
-                [*await inlined(files), *map(attached, attachments)],
+                [*await inlined(files), *map(attached, several(attachments, "attachments"))],
                 message_id=message_id,
                 context_id=context_id,
                 role=role,
             )
         elif files or attachments or context_id or message_id:
             raise BadRequest("A JSON-RPC request has its own files and ids: they go with a text.")
-        call = calls.send_message(WorkspaceId(to), message)
+        call = calls.send_message(workspace_id_of(to), message)
         return await self.send(call.repeated(2) if is_repetition else call)
 
     async def notify(
         self,
         text: str,
         *,
-        files: Sequence[Source] = (),
-        attachments: Sequence[Attachment] = (),
+        files: Several[Source] = (),
+        attachments: Several[Attachment] = (),
         since: Cursor | None = None,
     ) -> None:
         """
@@ -238,8 +248,9 @@ class AsyncClient:
         """
         checked_text(text)
         own = self.workspace_id
-        sent = await self._upload(own, files, caller=own) if files else []
-        said = Said(text, [attached(one) for one in (*attachments, *sent)])
+        given, referred = several(files, "files"), several(attachments, "attachments")
+        sent = await self._upload(own, given, caller=own) if given else []
+        said = Said(text, [attached(one) for one in (*referred, *sent)])
         await notifying.say(self, said, since)
 
     async def upload_limits(self) -> wire.UploadLimits:
@@ -253,8 +264,8 @@ class AsyncClient:
 
     async def send_files(
         self,
-        to: WorkspaceId | UUID,
-        files: Sequence[Source],
+        to: AnyId,
+        files: Several[Source],
         *,
         ttl_seconds: int | None = None,
         progress: ProgressCallback = no_progress,
@@ -262,36 +273,45 @@ class AsyncClient:
         """
         Send files in one request: the workspace gets all of them or none.
 
-        A file that is larger than the server accepts is refused before anything is sent.
+        Each is a path, an open file, or a `Bytes` or `Stream` with a name.  Files are read while
+        they are sent, a piece at a time.  A file that is larger than the server accepts is refused
+        before anything is sent.
+
         `progress` gets the number of bytes sent so far, which restarts at 0 with a retry.  An
         exception that it raises ends the request and is raised here; nothing is stored then.
         """
         return await self._upload(
-            WorkspaceId(to), files, ttl_seconds=ttl_seconds, progress=progress
+            workspace_id_of(to),
+            several(files, "files"),
+            ttl_seconds=ttl_seconds,
+            progress=progress,
         )
 
     async def _upload(
         self,
         to: WorkspaceId,
-        files: Sequence[Source],
+        files: list[Source],
         *,
         ttl_seconds: int | None = None,
         progress: ProgressCallback = no_progress,
         caller: WorkspaceId | None = None,
     ) -> list[wire.StagedFile]:
         key = uuid4().hex
-        outgoing = [Outgoing.of(file) for file in files]
-        if any(file.part.size > MAX_FILE_BYTES for file in outgoing):
-            check_sizes(outgoing, await self.upload_limits())
-        parts = [file.part for file in outgoing]
-        call = calls.upload(to, parts, key=key, ttl_seconds=ttl_seconds, caller=caller)
-        answer = await self.send(call, body=MultipartBody(key, outgoing, progress))
+        limits = await self.upload_limits() if any(map(must_be_stored, files)) else None
+        with ExitStack() as until:
+            max_bytes = (limits or DEFAULT_UPLOAD_LIMITS).per_file_bytes
+            outgoing = await outgoing_files(files, max_bytes, until)
+            if any(file.part.size > MAX_FILE_BYTES for file in outgoing):
+                check_sizes(outgoing, limits or await self.upload_limits())
+            parts = [file.part for file in outgoing]
+            call = calls.upload(to, parts, key=key, ttl_seconds=ttl_seconds, caller=caller)
+            answer = await self.send(call, body=MultipartBody(key, outgoing, progress))
         return answer.files
 
     @asynccontextmanager
-    async def fetch(self, file_id: FileId | UUID, start: int = 0) -> AsyncIterator[Fetch]:
+    async def fetch(self, file_id: AnyId, start: int = 0) -> AsyncIterator[Fetch]:
         """Download a pending file from this byte on; raises UploadGone."""
-        call = calls.content(self.workspace_id, FileId(file_id), start)
+        call = calls.content(self.workspace_id, file_id_of(file_id), start)
         async with await self._connection.request(call, self._token) as answer:
             is_refused = answer.status not in {200, 206}
             body = await self._connection.read_all(answer) if is_refused else b""

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from restante import wire
+from restante.client.arguments import AnyId, workspace_id_of
 from restante.client.http_replies import Reply, decoded, number_in, raise_for_status
 from restante.delivery.rules import UNKNOWN_TYPE, clean_mimetype, clean_name, display_name
 from restante.errors import AnswerInvalid, MessageTooLarge
@@ -65,13 +66,18 @@ class Call(Generic[T]):
         return replace(self, headers={**self.headers, wire.ATTEMPT: str(attempt)})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Credentials:
-    """What a workspace needs to authenticate; keep the token secret."""
+    """What a workspace needs to authenticate; keep the token secret: `repr` leaves it out."""
 
     url: str
     workspace_id: WorkspaceId
-    token: str
+    token: str = field(repr=False)
+
+    def __init__(self, url: str, workspace_id: AnyId, token: str) -> None:
+        object.__setattr__(self, "url", url)
+        object.__setattr__(self, "workspace_id", workspace_id_of(workspace_id))
+        object.__setattr__(self, "token", token)
 
 
 @dataclass(frozen=True, slots=True)

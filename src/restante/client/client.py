@@ -7,21 +7,21 @@ is running.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
-from uuid import UUID
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 
 from restante import wire
 from restante.client.aio import AsyncClient
+from restante.client.arguments import AnyId, Several
 from restante.client.calls import ROWS_PER_PAGE, Credentials, Cursor, FeedPage
 from restante.client.connection import DEFAULT_LIMITS, Limits
 from restante.client.messages import Attachment
 from restante.client.poller import FileItem, Gaps, Inbox, Item, MessageItem
 from restante.client.sending import ProgressCallback, Source, no_progress
-from restante.ids import FileId, WorkspaceId
+from restante.ids import WorkspaceId
 
 T = TypeVar("T")
 
@@ -96,7 +96,8 @@ async def _next(items: AsyncIterator[T]) -> T | object:
 class BlockingMessage:
     """A message."""
 
-    is_file: Final = False
+    kind: ClassVar[Literal["message"]] = "message"
+    is_file: ClassVar[Literal[False]] = False
 
     def __init__(self, loop: _Loop, item: MessageItem) -> None:
         self._loop = loop
@@ -104,6 +105,9 @@ class BlockingMessage:
         self.row = item.row
         self.seq = item.seq
         self.method = item.method
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(seq={self.seq}, method={self.method!r})"
 
     @property
     def body(self) -> Any:
@@ -124,7 +128,7 @@ class BlockingMessage:
         self,
         text: str,
         *,
-        files: Sequence[Source] = (),
+        files: Several[Source] = (),
         message_id: str | None = None,
         is_repetition: bool = False,
     ) -> None:
@@ -141,7 +145,8 @@ class BlockingMessage:
 class BlockingFile:
     """A file to fetch."""
 
-    is_file: Final = True
+    kind: ClassVar[Literal["file"]] = "file"
+    is_file: ClassVar[Literal[True]] = True
 
     def __init__(self, loop: _Loop, item: FileItem) -> None:
         self._loop = loop
@@ -151,6 +156,9 @@ class BlockingFile:
         self.file = item.file
         self.name = item.name
         self.display_name = item.display_name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(seq={self.seq}, name={self.name!r}, size={self.file.size})"
 
     def save(
         self,
@@ -170,6 +178,9 @@ class BlockingFile:
     def ack(self) -> None:
         """Acknowledge the file: the server deletes it."""
         self._loop.run(self._item.ack())
+
+
+BlockingItem = BlockingFile | BlockingMessage
 
 
 class BlockingInbox:
@@ -194,7 +205,7 @@ class BlockingInbox:
         """Where reading did not simply continue after the cursor."""
         return self._inbox.gaps
 
-    def __iter__(self) -> Iterator[BlockingFile | BlockingMessage]:
+    def __iter__(self) -> Iterator[BlockingItem]:
         items: AsyncIterator[Item] = aiter(self._inbox)
         for item in self._loop.each(items):
             if isinstance(item, FileItem):
@@ -215,11 +226,14 @@ class Client:
         url: str,
         *,
         token: str | None = None,
-        workspace_id: WorkspaceId | UUID | None = None,
+        workspace_id: AnyId | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._client = AsyncClient(url, token=token, workspace_id=workspace_id, limits=limits)
         self._running: _Loop | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._client).removeprefix("Async")
 
     @classmethod
     def of(cls, credentials: Credentials) -> Self:
@@ -292,7 +306,7 @@ class Client:
         *,
         wait_seconds: float = 0,
         limit: int = ROWS_PER_PAGE,
-        of: WorkspaceId | None = None,
+        of: AnyId | None = None,
     ) -> FeedPage:
         """One page of the feed after a cursor; raises CursorGone if rows may have been missed."""
         return self._loop.run(
@@ -307,11 +321,11 @@ class Client:
         """All pending uploads, oldest first."""
         return self._loop.each(self._client.pending())
 
-    def acknowledge(self, file_id: FileId | UUID) -> None:
+    def acknowledge(self, file_id: AnyId) -> None:
         """Acknowledge a file: the workspace has it, and the server deletes it."""
         self._loop.run(self._client.acknowledge(file_id))
 
-    def reopen(self, file_id: FileId | UUID) -> None:
+    def reopen(self, file_id: AnyId) -> None:
         """Make an acknowledged file pending again, for a workspace that lost it."""
         self._loop.run(self._client.reopen(file_id))
 
@@ -321,11 +335,11 @@ class Client:
 
     def send_message(  # noqa: PLR0913 - the fields of a message
         self,
-        to: WorkspaceId | UUID,
+        to: AnyId,
         message: str | Mapping[str, Any],
         *,
-        files: Sequence[Source] = (),
-        attachments: Sequence[Attachment] = (),
+        files: Several[Source] = (),
+        attachments: Several[Attachment] = (),
         context_id: str | None = None,
         message_id: str | None = None,
         role: str = "user",
@@ -349,8 +363,8 @@ class Client:
         self,
         text: str,
         *,
-        files: Sequence[Source] = (),
-        attachments: Sequence[Attachment] = (),
+        files: Several[Source] = (),
+        attachments: Several[Attachment] = (),
         since: Cursor | None = None,
     ) -> None:
         """Say something to the workspace's user, at the canvas."""
@@ -362,8 +376,8 @@ class Client:
 
     def send_files(
         self,
-        to: WorkspaceId | UUID,
-        files: Sequence[Source],
+        to: AnyId,
+        files: Several[Source],
         *,
         ttl_seconds: int | None = None,
         progress: ProgressCallback = no_progress,

@@ -8,16 +8,17 @@ handled comes again, and possibly those before it on the same page.
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from uuid import UUID
 
 import msgspec
 
 from restante import wire
 from restante.client import calls
+from restante.client.arguments import Several
 from restante.client.calls import Cursor, FeedPage
 from restante.client.disk import Directory
 from restante.client.fetching import WaitingFile, check_size, fetch_whole, shown_name
@@ -57,14 +58,19 @@ class _Announced(msgspec.Struct, frozen=True, rename={"mime_type": "mimeType"}):
 class MessageItem:
     """A message."""
 
-    is_file: Final = False
+    kind: ClassVar[Literal["message"]] = "message"
+    is_file: ClassVar[Literal[False]] = False
 
     def __init__(self, client: "AsyncClient", row: wire.ActivityRow) -> None:
         self._client = client
         self.row = row
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(seq={self.seq}, method={self.method!r})"
+
     @property
     def seq(self) -> int:
+        """Its position in the feed."""
         return self.row.seq
 
     @property
@@ -91,7 +97,7 @@ class MessageItem:
         self,
         text: str,
         *,
-        files: Sequence[Source] = (),
+        files: Several[Source] = (),
         message_id: str | None = None,
         is_repetition: bool = False,
     ) -> None:
@@ -124,15 +130,20 @@ class MessageItem:
 class FileItem:
     """A file to fetch."""
 
-    is_file: Final = True
+    kind: ClassVar[Literal["file"]] = "file"
+    is_file: ClassVar[Literal[True]] = True
 
     def __init__(self, client: "AsyncClient", row: wire.ActivityRow, file: WaitingFile) -> None:
         self._client = client
         self.row = row
         self.file = file
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(seq={self.seq}, name={self.name!r}, size={self.file.size})"
+
     @property
     def seq(self) -> int:
+        """Its position in the feed."""
         return self.row.seq
 
     @property

@@ -4,13 +4,23 @@ import base64
 import mimetypes
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from restante import wire
 from restante.client import calls
+from restante.client.arguments import Several, several
 from restante.client.calls import Part
+from restante.client.streams import (
+    PIECE_BYTES,
+    Readable,
+    Rewindable,
+    Stream,
+    must_be_stored,
+    stored,
+)
 from restante.delivery.rules import (
     MAX_FILE_BYTES,
     MAX_FILES_PER_REQUEST,
@@ -19,8 +29,6 @@ from restante.delivery.rules import (
     display_name,
 )
 from restante.errors import FileTooLarge, FileUnreadable
-
-_PIECE_BYTES = 256 * 1024
 
 # Called with the number of bytes sent or received so far.
 ProgressCallback = Callable[[int], None]
@@ -44,7 +52,7 @@ class Outgoing:
     """A file to send; its size is fixed, and it can be read again from the start."""
 
     part: Part
-    source: Path | bytes
+    source: Path | bytes | Rewindable
 
     @classmethod
     def of(cls, source: "Source") -> "Outgoing":
@@ -52,8 +60,12 @@ class Outgoing:
         if isinstance(source, Outgoing):
             return source
         if isinstance(source, Bytes):
-            part = Part(source.name, source.mimetype or _guessed(source.name), len(source.content))
-            return cls(part, source.content)
+            return cls(_part(source, len(source.content)), source.content)
+        if isinstance(source, Readable):
+            source = Stream.of(source)
+        if isinstance(source, Stream):
+            file = Rewindable.of(source)
+            return cls(_part(source, file.size), file)
         path = Path(source)
         return cls(Part(path.name, _guessed(path.name), _size(path)), path)
 
@@ -61,17 +73,38 @@ class Outgoing:
         """The content; raises FileUnreadable if the file has become shorter."""
         if isinstance(self.source, bytes):
             yield self.source
-            return
+        elif isinstance(self.source, Path):
+            async for piece in self._read(self.source):
+                yield piece
+        else:
+            async for piece in self.source.pieces():
+                yield piece
+
+    async def _read(self, path: Path) -> AsyncIterator[bytes]:
         left = self.part.size
-        with _opened(self.source) as file:
+        with _opened(path) as file:
             while left:
-                piece = _read(self.source, file, min(_PIECE_BYTES, left))
+                piece = _read(path, file, min(PIECE_BYTES, left))
                 yield piece
                 left -= len(piece)
 
 
-# What can be sent: a path, or bytes with a name.
-Source = Path | str | Bytes | Outgoing
+# What can be sent: a path, an open file, bytes or a stream with a name.
+Source = str | os.PathLike[str] | BinaryIO | Bytes | Stream | Outgoing
+
+
+async def outgoing_files(
+    files: Several[Source], max_bytes: int, until: ExitStack
+) -> list[Outgoing]:
+    """
+    The files of a request; raises TypeError for a single path, and FileUnreadable.
+
+    Streams that cannot be rewound, of at most `max_bytes`, are kept until the end of `until`.
+    """
+    return [
+        Outgoing.of(await stored(file, max_bytes, until) if must_be_stored(file) else file)
+        for file in several(files, "files")
+    ]
 
 
 # What holds on a server that does not say it.
@@ -89,6 +122,10 @@ def check_sizes(files: Sequence[Outgoing], limits: wire.UploadLimits) -> None:
                 size=part.size,
                 max=limits.per_file_bytes,
             )
+
+
+def _part(source: Bytes | Stream, size: int) -> Part:
+    return Part(source.name, source.mimetype or _guessed(source.name), size)
 
 
 def _guessed(name: str) -> str:
@@ -119,12 +156,13 @@ def _read(path: Path, file: BinaryIO, size: int) -> bytes:
     return piece
 
 
-async def inlined(sources: Sequence[Source]) -> list[dict[str, Any]]:
+async def inlined(sources: Several[Source]) -> list[dict[str, Any]]:
     """Files with their content, as a message carries them; raises MessageTooLarge."""
-    files = [Outgoing.of(source) for source in sources]
-    # Base64 makes 4 characters of 3 bytes.
-    calls.check_message_size(sum((file.part.size + 2) // 3 * 4 for file in files))
-    return [await _inlined(file) for file in files]
+    with ExitStack() as until:
+        files = await outgoing_files(sources, wire.MAX_MESSAGE_BYTES, until)
+        # Base64 makes 4 characters of 3 bytes.
+        calls.check_message_size(sum((file.part.size + 2) // 3 * 4 for file in files))
+        return [await _inlined(file) for file in files]
 
 
 async def _inlined(file: Outgoing) -> dict[str, Any]:

@@ -44,7 +44,20 @@ class Registration(Struct, frozen=True):
     ] = None
 
 
-class Registered(Struct, frozen=True, omit_defaults=True):
+class _Secretive(Struct, frozen=True):
+    """What has tokens: they are in its JSON, but neither in its `repr` nor in a log."""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        names = self.__struct_fields__
+        shown = (name for name in names if not name.endswith(("token", "secret")))
+        return [(name, getattr(self, name)) for name in shown]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({shown})"
+
+
+class Registered(_Secretive, frozen=True, omit_defaults=True):
     """The token appears only when it is issued, at the first registration."""
 
     status: Literal["registered"]
@@ -74,7 +87,7 @@ class Heartbeat(Struct, frozen=True):
     ] = ""
 
 
-class HeartbeatNoted(Struct, frozen=True):
+class HeartbeatNoted(_Secretive, frozen=True):
     """That the heartbeat was noted; a workspace that lost its secret finds it here."""
 
     status: Literal["ok"]
@@ -129,7 +142,7 @@ class WorkspacePage(Struct, frozen=True):
     next_after: UUID | UnsetType = UNSET
 
 
-class IssuedToken(Struct, frozen=True, omit_defaults=True):
+class IssuedToken(_Secretive, frozen=True, omit_defaults=True):
     """A new token, shown only once; with a push workspace's inbound secret."""
 
     auth_token: str
