@@ -39,7 +39,7 @@ _WITHOUT_A_CLASS = (
     Code("internal", 500, "A bug in the server."),
 )
 
-# Raised by the client alone; docs/client.md has them.
+# Raised by the client alone; docs/library.md has them.
 CLIENT_CODES = frozenset(
     {
         "answer_invalid",

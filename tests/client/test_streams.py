@@ -104,7 +104,7 @@ async def test_the_blocking_client_sends_streams_too(shared_site: Site, pipe: Bi
         with Client(shared_site.url) as client:
             me = client.register("a script").workspace_id
             client.send_files(str(me), iter([Stream("a", pipe), Stream("b", io.BytesIO(b"x"))]))
-            return [(one.name, one.size) for one in client.pending()]
+            return sorted((one.name, one.size) for one in client.pending())
 
     assert await asyncio.to_thread(program) == [("a", 5), ("b", 1)]
 

@@ -30,6 +30,7 @@ README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
 CLIENT = (ROOT / "docs/client.md").read_text()
+LIBRARY = (ROOT / "docs/library.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 TARGETS = frozenset(re.findall(r"^([a-z]+):.*## ", MAKEFILE, re.MULTILINE))
@@ -89,7 +90,8 @@ def log_events() -> frozenset[str]:
 
 def row(name: str) -> list[str]:
     """The cells of the only table row in the guides that begins with this name."""
-    lines = re.findall(rf"^\| `{re.escape(name)}` \|(.*)\|$", OPERATIONS + CLIENT, re.MULTILINE)
+    guides = OPERATIONS + CLIENT + LIBRARY
+    lines = re.findall(rf"^\| `{re.escape(name)}` \|(.*)\|$", guides, re.MULTILINE)
     assert len(lines) == 1, f"the guides have {len(lines)} table lines for {name}, not one"
     return [cell.strip() for cell in lines[0].split(" | ")]
 
