@@ -1,5 +1,7 @@
 """Settings are read from the environment and the flags, and checked."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -132,3 +134,53 @@ def test_by_default_a_canvas_on_the_same_machine_is_allowed(written: dict[str, s
 
     assert allowed_origins(settings, on_loopback=True) == {"http://localhost:3000"}
     assert allowed_origins(settings, on_loopback=False) == set()
+
+
+SECRET = "a-secret-of-the-tests-0123456789"
+
+
+def test_a_secret_may_be_in_a_file(tmp_path: Path):
+    """Containers and systemd hand secrets over as files."""
+    file = tmp_path / "token"
+    file.write_text(f"  {SECRET}\n")
+
+    settings = load({"RESTANTE_ADMIN_TOKEN_FILE": str(file)}, {})
+
+    assert settings.admin_token == SECRET
+    assert load({"RESTANTE_ADMIN_TOKEN_FILE": "", "RESTANTE_ADMIN_TOKEN": SECRET}, {}) == settings
+
+
+@pytest.mark.parametrize(
+    ("contents", "sentence"),
+    [
+        (None, "RESTANTE_ADMIN_TOKEN_FILE is wrong: .*token cannot be read: No such file"),
+        (b" \n", "RESTANTE_ADMIN_TOKEN_FILE is wrong: .*token is empty"),
+        (b"\xff\xfe\x00", "RESTANTE_ADMIN_TOKEN_FILE is wrong: .*token is not a text file"),
+        (b"short", "RESTANTE_ADMIN_TOKEN is too short"),
+    ],
+)
+def test_a_file_without_a_secret_is_one_sentence(
+    tmp_path: Path, contents: bytes | None, sentence: str
+):
+    if contents is not None:
+        (tmp_path / "token").write_bytes(contents)
+
+    with pytest.raises(SettingsInvalid, match=sentence):
+        load({"RESTANTE_ADMIN_TOKEN_FILE": str(tmp_path / "token")}, {})
+
+
+def test_a_directory_is_no_secret(tmp_path: Path):
+    with pytest.raises(SettingsInvalid, match="cannot be read: Is a directory"):
+        load({"RESTANTE_DATABASE_URL_FILE": str(tmp_path)}, {})
+
+
+def test_a_secret_is_not_given_twice():
+    both = {"RESTANTE_ADMIN_TOKEN": SECRET, "RESTANTE_ADMIN_TOKEN_FILE": "/run/secrets/token"}
+
+    with pytest.raises(SettingsInvalid, match="are both set; set one of them"):
+        load(both, {})
+
+
+def test_only_secrets_are_read_from_files():
+    with pytest.raises(SettingsInvalid, match="RESTANTE_PORT_FILE is not a setting"):
+        load({"RESTANTE_PORT_FILE": "/run/port"}, {})

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from restante.errors import SettingsInvalid
 from restante.limits import MAX_FILE_BYTES, MAX_REQUEST_BYTES
+from restante.secret_files import FILE_VARIABLES, with_secrets
 
 PREFIX = "RESTANTE_"
 
@@ -370,6 +371,7 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     unset, because compose files and unit files write it that way.
     """
     _refuse_unknown(environ)
+    environ = with_secrets(environ)
     for name in flags.keys() - set(Settings.__struct_fields__):
         raise SettingsInvalid(f"{name} is not a setting of Restante.")
     try:
@@ -473,7 +475,7 @@ def _origin(written: str) -> str:
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
     settings = {variable(field) for field in Settings.__struct_fields__}
-    known = settings | CLIENT_VARIABLES | COMMAND_VARIABLES
+    known = settings | CLIENT_VARIABLES | COMMAND_VARIABLES | FILE_VARIABLES
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)

@@ -18,6 +18,7 @@ import restante.server
 from restante.cli.main import app
 from restante.errors import RestanteError
 from restante.http import problems
+from restante.secret_files import FILE_VARIABLES
 from restante.server.app import ROUTES
 from restante.server.metrics import Metrics
 from restante.settings import CLIENT_VARIABLES, COMMAND_VARIABLES, Settings, variable
@@ -150,12 +151,17 @@ def test_no_setting_is_documented_that_does_not_exist():
     written = set(re.findall(r"\bRESTANTE_[A-Z_]+\b", README + OPERATIONS + CONTRIBUTING + CLIENT))
     settings = {variable(name) for name in Settings.__struct_fields__}
 
-    assert written <= settings | CLIENT_VARIABLES | COMMAND_VARIABLES
+    assert written <= settings | CLIENT_VARIABLES | COMMAND_VARIABLES | FILE_VARIABLES
 
 
 @pytest.mark.parametrize("name", sorted(CLIENT_VARIABLES | COMMAND_VARIABLES))
 def test_every_variable_of_the_client_is_documented(name: str):
     assert f"`{name}`" in CLIENT
+
+
+@pytest.mark.parametrize("name", sorted(FILE_VARIABLES))
+def test_every_variable_for_a_secret_in_a_file_is_documented(name: str):
+    assert f"`{name}`" in OPERATIONS
 
 
 @pytest.mark.parametrize("name", metric_names())

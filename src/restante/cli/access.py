@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from restante import wire
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId, as_uuid
+from restante.secret_files import with_secrets
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
@@ -66,7 +67,9 @@ class Access:
         # Never send this machine's admin token to another machine by mistake.
         if self.data_dir is None and not is_here(server_url(self.address)):
             return None
-        if self.data_dir is None and (given := os.environ.get("RESTANTE_ADMIN_TOKEN")):
+        if self.data_dir is None and (
+            given := with_secrets(os.environ).get("RESTANTE_ADMIN_TOKEN")
+        ):
             return given
         directory = self.data_dir or os.environ.get("RESTANTE_DATA_DIR") or _default_directory()
         if not directory:

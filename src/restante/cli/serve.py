@@ -39,9 +39,12 @@ def serve(*, flags: Annotated[ServeFlags | None, Parameter(name="*")] = None) ->
 
 
 def _announce(ready: Any) -> None:
+    from restante.server import systemd
+
     lines = [f"Restante is ready at {ready.address}"]
     if ready.admin_token_file:
         lines.append(f"  The admin token is in {ready.admin_token_file}")
     lines.append(f"  Try it:       curl {ready.address}/ready")
     lines.append("  Stop it:      Ctrl-C")
     print("\n".join(lines), flush=True)
+    systemd.notify("READY=1")

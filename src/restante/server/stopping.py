@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from starlette.applications import Starlette
 
+from restante.server import systemd
 from restante.server.listener import HttpServer
 
 _CLOSE_WEBSOCKETS_SECONDS = 0.1
@@ -13,6 +14,7 @@ _CLOSE_WEBSOCKETS_SECONDS = 0.1
 
 def stop_serving(http: HttpServer, web: Starlette) -> None:
     """Let waiting requests answer with what there is, and accept no new ones."""
+    systemd.notify("STOPPING=1")
     web.state.wakeups.stop()
     web.state.oplog.watcher.stop()
     # Uvicorn closes WebSockets with a code of its own; by then ours are closed with 1001.
