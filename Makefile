@@ -59,8 +59,9 @@ fmt: setup ## format the code and mend what the linter can
 	$(BIN)/ruff check --quiet --fix .
 	$(BIN)/ruff format --quiet .
 
-docs: setup ## write the generated parts of the documents
+docs: setup ## write the generated parts of the documents, and build them as a site into build/docs/site
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/site/build.py
 
 bench: setup ## measure, and print each figure as a ratio
 	$(BIN)/python -m bench
