@@ -25,7 +25,8 @@ from restante.settings import CLIENT_VARIABLES, COMMAND_VARIABLES, Settings, var
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src/restante").rglob("*.py"))
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCS = [path for path in (ROOT / "docs").rglob("*.md") if "site" not in path.parts]
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS])
 
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
