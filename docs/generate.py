@@ -68,6 +68,8 @@ ADVICE = {
     "migration_failed": Advice(
         "Remove what the sentence names, such as a long transaction, and start again."
     ),
+    "backup_failed": Advice("The sentence has the reason. See [Backups](#backups)."),
+    "backup_unusable": Advice("Copy the file again, take another, or use the release it names."),
     "database_unavailable": Advice(
         "Check the database; if it is healthy, `RESTANTE_POOL_SIZE` may be too small. "
         "Callers may retry.",

@@ -52,6 +52,18 @@ class PostgresUnusable(RestanteError):
     code = "postgres_unusable"
 
 
+class BackupFailed(RestanteError):
+    """A backup could not be written, or not be restored here."""
+
+    code = "backup_failed"
+
+
+class BackupUnusable(RestanteError):
+    """The file is not a backup, is damaged or incomplete, or was made by a newer release."""
+
+    code = "backup_unusable"
+
+
 class DatabaseUnavailable(RestanteError):
     """The database is not reachable, or no connection was free in time."""
 

@@ -47,7 +47,9 @@ def test_an_existing_cluster_fixes_the_major_version() -> None:
 
 def test_a_missing_major_version_is_an_error() -> None:
     with pytest.raises(
-        PostgresUnusable, match=r"only Postgres 99 can open it.*Install Postgres 99"
+        PostgresUnusable,
+        match=r"only Postgres 99 can open it.*restante backup FILE.*restante restore FILE"
+        r".*install Postgres 99",
     ):
         choose_binaries(None, major=99)
 

@@ -8,6 +8,7 @@ from cyclopts import App, Group
 
 from restante import __version__
 from restante.cli import (
+    backup,
     completion,
     connect,
     inbox,
@@ -38,7 +39,7 @@ app = App(
 )
 _GROUPS = {
     Group("Receive and send", sort_key=0): (connect, send, notify, inbox),
-    Group("Run a server", sort_key=1): (serve, status, uploads, oplog, sweep, migrate),
+    Group("Run a server", sort_key=1): (serve, status, uploads, oplog, sweep, migrate, backup),
     Group("Other", sort_key=2): (completion,),
 }
 for group, commands in _GROUPS.items():

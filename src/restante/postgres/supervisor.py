@@ -60,6 +60,11 @@ class EmbeddedPostgres:
         return dsn(self._prepared.sockets)
 
     @property
+    def sockets(self) -> Path:
+        """The directory of its socket."""
+        return self._prepared.sockets
+
+    @property
     def pid(self) -> int | None:
         child = self._child
         return child.pid if child and not child.exited.is_set() else None

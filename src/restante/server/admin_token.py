@@ -18,7 +18,7 @@ def stored_in(directory: Path) -> str:
     path = directory / FILE_NAME
     try:
         if not path.exists():
-            _generate(path)
+            put(directory, secrets.token_urlsafe(32))
         token = path.read_text().strip()
     except OSError as error:
         raise DataDirectoryUnusable(
@@ -31,11 +31,13 @@ def stored_in(directory: Path) -> str:
     return token
 
 
-def _generate(path: Path) -> None:
+def put(directory: Path, token: str) -> None:
+    """Store the token, unless there is one."""
+    path = directory / FILE_NAME
     draft = path.with_name(f".{FILE_NAME}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(32) + "\n")
+        file.write(f"{token}\n")
         file.flush()
         os.fsync(file.fileno())
     try:
