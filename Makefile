@@ -12,7 +12,7 @@ export PIP_USER := 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check fmt docs bench soak lock clean
+.PHONY: help setup serve test check fmt docs bench soak lock release clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,9 @@ soak: setup ## the long crash and oracle runs; SOAK_RUNS and SOAK_SEED choose ho
 lock: setup ## resolve the dependencies anew into requirements.lock and requirements-dev.lock
 	$(RESOLVE) --upgrade --group dev -o requirements-dev.lock
 	$(RESOLVE) --upgrade --group build --constraint requirements-dev.lock -o requirements.lock
+
+release: setup ## build packages and image from the last commit, and check them; RELEASE has options
+	$(BIN)/python deploy/release.py $(RELEASE)
 
 clean: ## remove what the other commands made
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .schemathesis build dist

@@ -80,7 +80,7 @@ def test_the_source_archive_can_be_worked_on(built: list[Path]):
         names = {name.removeprefix(f"{NAME}/") for name in opened.getnames()}
 
     needed = {"Makefile", "LICENSE", "README.md", "pyproject.toml", ".ci/run", "docs/operations.md"}
-    assert needed | {"requirements.lock", "requirements-dev.lock"} <= names
+    assert needed | {"requirements.lock", "requirements-dev.lock", "deploy/Dockerfile"} <= names
     assert {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")} <= names
     assert not [name for name in names if re.match(r"\.venv|\.git/|dist/|.*__pycache__", name)]
 
