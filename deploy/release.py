@@ -57,8 +57,8 @@ def release(into: Path, *, base: str | None, with_image: bool) -> None:
         into.mkdir(exist_ok=True)
         for path in built:
             shutil.copy(path, into)
-    (into / SUMS).write_text(checksums(built))
-    print(f"\nIn {into}:\n{checksums(built)}", end="")
+        (into / SUMS).write_text(checksums(built))
+    print(f"\nIn {into}:\n{(into / SUMS).read_text()}", end="")
 
 
 def say(step: str) -> None:
