@@ -91,3 +91,19 @@ def test_two_builds_are_the_same_bytes(built: list[Path]):
 
     assert len(one) == 2
     assert one == two
+
+
+@pytest.mark.parametrize(
+    ("badge", "field", "said"),
+    [
+        ("license", "License-Expression", "license: {}"),
+        ("python", "Requires-Python", "python: {}"),
+    ],
+)
+def test_the_badges_say_what_the_package_says(
+    wheel: zipfile.ZipFile, badge: str, field: str, said: str
+):
+    written = metadata(wheel)[field]
+    shown = re.sub(r"^>=(.+)$", r"\1+", written)
+
+    assert f"<title>{said.format(shown)}</title>" in (ROOT / f"docs/badges/{badge}.svg").read_text()
