@@ -160,6 +160,19 @@ async def test_a_quiet_watch_ends_when_its_permission_does(site: Site, workspace
     await nobody_watches(site)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("happens", [revoke, remove])
+async def test_a_watch_ends_at_once_with_its_token_without_a_row_or_a_heartbeat(
+    site: Site, workspace: Caller, way: str, happens: Callable[[Caller], Awaitable[None]]
+):
+    choose(site, trust_seconds=3600, heartbeat_seconds=3600)
+    async with watch(workspace, way) as watcher:
+        await happens(workspace)
+
+        assert await watcher.end() == (4401 if way == "ws" else None)
+    await nobody_watches(site)
+
+
 async def test_the_operators_watch_outlives_the_workspaces_token(workspace: Caller):
     choose(workspace.site, trust_seconds=0)
     async with watch(workspace, "ws", headers=ADMIN) as watcher:

@@ -7,7 +7,17 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from callers import Answer, Caller, Part, registered, request_head, waits_for_a_lock, wire_to
+from callers import (
+    ADMIN,
+    Answer,
+    Caller,
+    Part,
+    ask,
+    registered,
+    request_head,
+    waits_for_a_lock,
+    wire_to,
+)
 from sites import Site, SiteFactory
 from waiting import until
 
@@ -176,6 +186,31 @@ async def test_nothing_is_announced_before_the_commit(caller: Caller, connection
 
         assert (await uploading).status == 200
         assert len((await reading).json) == 1
+
+
+async def test_a_wait_ends_at_once_when_its_token_is_revoked(caller: Caller):
+    path = f"/admin/workspaces/{caller.id}/token"
+    async with waiting(caller) as reading:
+        assert (await ask(caller.site, "DELETE", path, headers=ADMIN)).status == 200
+
+        answer = await reading
+
+    assert (answer.status, answer.json["code"]) == (401, "not_authenticated")
+
+
+async def test_a_wait_ends_at_once_when_its_token_is_replaced_at_another_process(
+    run_site: SiteFactory,
+):
+    async with run_site(with_jobs=False) as one, run_site(with_jobs=False) as two:
+        caller = await registered(one)
+        path = f"/admin/workspaces/{caller.id}/token"
+
+        async with waiting(caller) as reading:
+            issued = await ask(two, "POST", path, headers=ADMIN)
+            answer = await reading
+
+        renewed = Caller(one, caller.id, issued.json["auth_token"])
+        assert (answer.status, (await renewed.read_feed()).status) == (401, 200)
 
 
 async def test_a_workspace_may_wait_a_hundred_times_at_once(caller: Caller):

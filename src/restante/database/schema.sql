@@ -40,7 +40,7 @@ create table workspaces (
     current_task   text        not null default '',
     created_at     timestamptz not null default clock_timestamp(),
     last_seen_at   timestamptz not null default clock_timestamp()
-);
+) with (fillfactor = 50);  -- last_seen_at is updated often, and no index with it (HOT)
 
 -- The counters of a workspace's feed, separate from the workspace: this row is locked for the length
 -- of each commit, and a heartbeat must not wait for that.  `last_seq` makes seqs dense and puts them

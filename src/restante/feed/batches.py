@@ -64,7 +64,7 @@ class Batches:
 
     def __init__(self, feed: Feed, waiter: Waiter, policy: WatchPolicy) -> None:
         self._feed = feed
-        self._waiter = waiter
+        self.waiter = waiter
         self._policy = policy
         self._room = LargeRoom(feed.large_events, copies=policy.copies)
         self._must_look = False  # the last look has failed
@@ -81,7 +81,7 @@ class Batches:
         while True:
             until = 0.0 if self._must_look else due_at()
             if until > time.monotonic():
-                await self._waiter.wait(max(0.0, min(quiet_until, until) - time.monotonic()))
+                await self.waiter.wait(max(0.0, min(quiet_until, until) - time.monotonic()))
             if self._feed.wakeups.stopping:
                 return None
             events = await self._look_or_pause(look)

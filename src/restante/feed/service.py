@@ -154,6 +154,7 @@ class Feed:
 
         Raises CursorGone if `since_id` is not, or no longer, a row of this feed, and if `since_seq`
         lies outside of it: a reader is told that rows may be missing, never left with a hole.
+        The wait also ends, without rows, when the permissions of the workspace have changed.
         """
         if query.wait_seconds <= 0:
             return (await self._search(workspace_id, query)).page
@@ -167,6 +168,8 @@ class Feed:
                 if left <= 0:
                     break
                 await waiter.wait(left)
+                if waiter.must_check:
+                    break
                 found = await self._search(workspace_id, query, after_seq=found.page.read_seq)
                 may_wait = found.is_enough or query.is_newest_first
             return found.page

@@ -195,6 +195,7 @@ class FeedPartitions(PartitionSubject[Needed]):
                 "RESTANTE_FEED_RETENTION_DAYS",
                 bytes=one.bytes,
                 seconds=max((one.span.end + self._retention - now).total_seconds(), 0),
+                workspace_id=largest.largest_id,
             )
             for one in large
             if one.span and one.bytes >= _NAMED_FROM_BYTES

@@ -4,6 +4,9 @@ Wakes readers that wait for a feed to grow: in this process after the commit, in
 A waiter is only told that something happened; it reads the feed again.  So a notification may be
 lost, doubled or late, and the only effect is a delay.  Pending notifications are a set of ids: one
 that fails is sent again later, and the set does not grow with the number of commits.
+
+It is also told when permissions of a workspace have changed, so that a token that was revoked ends
+its open requests at once.
 """
 
 import asyncio
@@ -29,21 +32,24 @@ CHANNEL = "restante_feed"
 # One NOTIFY for all commits of this time: one per commit would cost most of the throughput.
 _GATHER_SECONDS = 0.01
 _RETRY_SECONDS = 1.0
-_IDS_PER_NOTIFICATION = 200  # a payload may have 8000 bytes, an id and its comma take 37
+_IDS_PER_NOTIFICATION = 200  # a payload may have 8000 bytes, an id takes 38 with its marks
 _MAX_WAITERS = 100  # of one workspace, in one process
 _MAX_WAITERS_FOR_ALL = 32
 _MAX_NEWS = 100  # that a waiter for all has not taken yet
+# Before the id of a workspace whose permissions have changed.  The previous release ignores these.
+_CHECK = "!"
 _MAX_GROWN = 10_000  # feeds that a waiter for all has not looked at yet
 
 
 class Waiter:
     """A waiting reader; `changed` is set when the feed may have grown or the server stops."""
 
-    __slots__ = ("changed", "is_watcher")
+    __slots__ = ("changed", "is_watcher", "must_check")
 
     def __init__(self, *, is_watcher: bool) -> None:
         self.changed = asyncio.Event()
         self.is_watcher = is_watcher
+        self.must_check = False  # it may have lost its permission
 
     async def wait(self, seconds: float | None) -> bool:
         """Wait for a change and clear it; False on timeout."""
@@ -103,7 +109,7 @@ class Wakeups:
         self._name = secrets.token_hex(8)  # tells our own notifications from others
         self._waiters: dict[WorkspaceId, set[Waiter]] = {}  # no set is empty
         self._for_all: set[WaiterForAll] = set()
-        self._to_notify: set[WorkspaceId] = set()
+        self._to_notify: set[str] = set()
         self._has_news = asyncio.Event()
         self._stopped = asyncio.Event()
 
@@ -159,7 +165,15 @@ class Wakeups:
     def grew(self, workspace_id: WorkspaceId) -> None:
         """Call after a commit: wakes waiters here at once, and in other processes soon."""
         self._wake(workspace_id)
-        self._to_notify.add(workspace_id)
+        self._tell_others(str(workspace_id))
+
+    def permissions_changed(self, workspace_id: WorkspaceId) -> None:
+        """Call after a commit: whoever waits, here or elsewhere, is checked again at once."""
+        self._check(workspace_id)
+        self._tell_others(f"{_CHECK}{workspace_id}")
+
+    def _tell_others(self, word: str) -> None:
+        self._to_notify.add(word)
         self._has_news.set()
 
     @contextmanager
@@ -200,6 +214,11 @@ class Wakeups:
         for waiter in self._for_all:
             waiter.notify(workspace_id)
 
+    def _check(self, workspace_id: WorkspaceId) -> None:
+        for waiter in self._waiters.get(workspace_id, ()):
+            waiter.must_check = True
+            waiter.changed.set()
+
     def _wake_everyone(self) -> None:
         for waiter in chain.from_iterable(self._waiters.values()):
             waiter.changed.set()
@@ -227,7 +246,7 @@ class Wakeups:
             batch = pending[start : start + _IDS_PER_NOTIFICATION]
             self._to_notify.difference_update(batch)  # before sending: what grows later is news
             try:
-                await self._db.notify(CHANNEL, ",".join([self._name, *map(str, batch)]))
+                await self._db.notify(CHANNEL, ",".join([self._name, *batch]))
             except BaseException:
                 self._to_notify.update(batch)
                 raise
@@ -250,10 +269,11 @@ class Wakeups:
 
     def _on_notification(self, payload: str) -> None:
         """Wake the waiters that another process names; our own were woken at the commit."""
-        sender, *ids = payload.split(",")
+        sender, *words = payload.split(",")
         if sender == self._name:
             return
-        for part in ids:
-            workspace_id = as_uuid(part)  # any session of this database may send anything
+        for word in words:
+            workspace_id = as_uuid(word.removeprefix(_CHECK))  # any session may send anything
             if workspace_id is not None:
-                self._wake(WorkspaceId(workspace_id))
+                wake = self._check if word.startswith(_CHECK) else self._wake
+                wake(WorkspaceId(workspace_id))

@@ -74,7 +74,10 @@ class Watch:
         )
 
     async def _look_if_permitted(self) -> Sequence[RowEvent]:
-        if time.monotonic() - self._checked_at >= self._trust_seconds:
+        is_trusted = time.monotonic() - self._checked_at < self._trust_seconds
+        waiter = self.batches.waiter
+        if waiter.must_check or not is_trusted:
+            waiter.must_check, self._checked_at = False, -math.inf
             await self._check()
             self._checked_at = time.monotonic()
         return await self._look()

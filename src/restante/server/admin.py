@@ -1,7 +1,5 @@
 """The sweep's plan, a sweep now, and the status: for the operator."""
 
-from datetime import UTC, datetime
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -10,6 +8,7 @@ from restante import wire
 from restante.errors import NotAuthenticated
 from restante.http.operations import operation
 from restante.http.problems import json_response
+from restante.retention import space
 from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
 from restante.server.metrics import Metrics
@@ -63,7 +62,7 @@ async def sweep(request: Request) -> Response:
 )
 async def status(request: Request) -> Response:
     auth.admin(request)
-    return json_response(await _space(request).look(now=datetime.now(UTC)))
+    return json_response(await space.status(_space(request), _sweep(request)))
 
 
 ROUTES = [

@@ -36,6 +36,7 @@ from restante.server.health import Readiness
 from restante.server.metrics import Metrics
 from restante.server.observe import METHODS, UNMATCHED, ObservedApp, path_label
 from restante.workspaces import web as workspaces
+from restante.workspaces.admin import WorkspaceAdmin
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.push import Push
@@ -77,6 +78,7 @@ class Services:
     turns: Turns
     refusal_delays: RefusalDelays
     registry: Registry
+    workspace_admin: WorkspaceAdmin
     push: Push
     feed: Feed
     watch_policy: WatchPolicy

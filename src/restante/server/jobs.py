@@ -32,6 +32,8 @@ def loops(settings: Settings, services: Services, subjects: Subjects) -> list[Lo
         Loop("disk", jobs.watch_disk, interval_seconds=1, deadline_seconds=10),
         Loop("relief", jobs.relieve_disk, interval_seconds=10, deadline_seconds=SWEEP_SECONDS),
         Loop("space", jobs.look_at_space, interval_seconds=300, deadline_seconds=30),
+        # A poll or a stream counts as a sign of life; each workspace is written once a minute.
+        Loop("seen", jobs.write_seen, interval_seconds=5, deadline_seconds=10),
         Loop("phantoms", jobs.reset_phantoms, interval_seconds=300, deadline_seconds=30),
         Loop("oplog", jobs.look_at_oplog, interval_seconds=10, deadline_seconds=20),
         # It probes every partition of the log, so it is made less often than the other looks.
@@ -92,6 +94,9 @@ class _Jobs:
 
     async def look_at_space(self) -> None:
         self._services.metrics.saw_space(await self._services.space.sample(now=datetime.now(UTC)))
+
+    async def write_seen(self) -> None:
+        await self._services.access.seen.write(self._services.db)
 
     async def reset_phantoms(self) -> None:
         await reset_phantoms(

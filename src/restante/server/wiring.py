@@ -58,6 +58,7 @@ from restante.server.loops import Loops
 from restante.server.metrics import Metrics
 from restante.server.stopping import StopOnSignal, stop_serving
 from restante.settings import Settings, allowed_origins
+from restante.workspaces.admin import WorkspaceAdmin
 from restante.workspaces.auth import Access
 from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.push import Push
@@ -152,6 +153,7 @@ class Operator:
     sweep: Sweep
     space: SpaceAccount
     uploads: UploadAdmin
+    workspaces: WorkspaceAdmin
     log_limits: Limits
 
 
@@ -173,6 +175,7 @@ async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncI
                     receiver_of(settings, db, wakeups, disk),
                     ack_retention=policies.ack_retention(settings),
                 ),
+                WorkspaceAdmin(db, wakeups.permissions_changed),
                 policies.log_limits(settings),
             )
             await wakeups.notify_others()  # the readers wait at the servers
@@ -308,6 +311,7 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
             is_open=is_loopback(settings.host),
             disk=disk,
         ),
+        workspace_admin=WorkspaceAdmin(db, wakeups.permissions_changed),
         push=push,
         feed=Feed(db, wakeups, policies.write_limits(settings), disk, _feed_limit(settings, disk)),
         watch_policy=WatchPolicy(),

@@ -109,7 +109,7 @@ class WorkspaceChanges(Struct, frozen=True):
     ] = UNSET
 
 
-class _Workspace(Struct, frozen=True):
+class _Workspace(Struct, frozen=True, kw_only=True):
     id: UUID
     name: str
     delivery_mode: Mode
@@ -120,16 +120,27 @@ class _Workspace(Struct, frozen=True):
     active_tasks: int
     current_task: str
     created_at: Moment
-    last_seen_at: Moment
+    last_seen_at: Annotated[
+        Moment, Meta(description="When a request last carried its token, to the minute.")
+    ]
+    # The previous release does not send these.
+    is_online: Annotated[
+        bool, Meta(description="Whether it was seen in the last two and a half minutes.")
+    ] = False
+    waiting_files: Annotated[int, Meta(description="Files that it has not acknowledged.")] = 0
+    waiting_bytes: Annotated[int, Meta(description="The bytes of these files.")] = 0
+    unread_rows: Annotated[
+        int, Meta(description="Rows of its feed that it has not acknowledged.")
+    ] = 0
 
 
-class WorkspaceEntry(_Workspace, frozen=True):
+class WorkspaceEntry(_Workspace, frozen=True, kw_only=True):
     """A workspace in a list, without its secrets and its card."""
 
     agent_card: None = None  # clients of the previous release require the field
 
 
-class WorkspaceView(_Workspace, frozen=True):
+class WorkspaceView(_Workspace, frozen=True, kw_only=True):
     """A workspace as the operator sees it, without its secrets."""
 
     agent_card: Raw

@@ -17,6 +17,7 @@ from restante.ids import WorkspaceId, as_uuid
 from restante.workspaces import store
 from restante.workspaces.concurrency import ACCOUNT, Account
 from restante.workspaces.rules import Workspace, is_token, token_hash, token_matches
+from restante.workspaces.seen import Seen
 
 # Longer ones are not hashed; ours have 43 characters, and the operator chooses the admin's.
 _MAX_TOKEN = 4096
@@ -58,6 +59,7 @@ class Access:
         self._db = db
         self._admin_token = admin_token.encode()
         self.recent_tokens = RecentTokens()
+        self.seen = Seen()
 
     def is_admin(self, token: str | None) -> bool:
         """Whether the token is the operator's, compared in constant time."""
@@ -90,7 +92,7 @@ class Access:
         found = await self.find(workspace_id)
         if found is None or not token_matches(found, token):
             return None
-        self.recent_tokens.note(token, found.id)
+        self._note(token, found)
         return found
 
     async def find_by_token(self, token: str) -> Workspace | None:
@@ -100,8 +102,12 @@ class Access:
         async with self._db.connection() as connection:
             found = await store.by_token(connection, token_hash(token))
         if found is not None:
-            self.recent_tokens.note(token, found.id)
+            self._note(token, found)
         return found
+
+    def _note(self, token: str, workspace: Workspace) -> None:
+        self.recent_tokens.note(token, workspace.id)
+        self.seen.note(workspace.id)
 
 
 def access(request: HTTPConnection) -> Access:

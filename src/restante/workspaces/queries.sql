@@ -41,18 +41,43 @@ select id, name, delivery_mode, url, parent_id, status, token_hash, inbound_secr
 
 -- name: view
 -- Without the secrets.
-select id, name, delivery_mode, url, agent_card, parent_id, status,
-       token_hash is not null as has_token, active_tasks, current_task, created_at, last_seen_at
-  from workspaces
+select id, name, delivery_mode, url, parent_id, status,
+       token_hash is not null as has_token, active_tasks, current_task, created_at, last_seen_at,
+       status = 'active' and last_seen_at > clock_timestamp() - $2::interval as is_online,
+       coalesce(waiting_files, 0) as waiting_files, coalesce(waiting_bytes, 0) as waiting_bytes,
+       coalesce(last_seq - greatest(acked_seq, trimmed_seq), 0) as unread_rows,
+       agent_card
+  from workspaces left join feeds on workspace_id = id
  where id = $1;
 
 -- name: page
 select id, name, delivery_mode, url, parent_id, status,
-       token_hash is not null as has_token, active_tasks, current_task, created_at, last_seen_at
-  from workspaces
+       token_hash is not null as has_token, active_tasks, current_task, created_at, last_seen_at,
+       status = 'active' and last_seen_at > clock_timestamp() - $3::interval as is_online,
+       coalesce(waiting_files, 0) as waiting_files, coalesce(waiting_bytes, 0) as waiting_bytes,
+       coalesce(last_seq - greatest(acked_seq, trimmed_seq), 0) as unread_rows
+  from workspaces left join feeds on workspace_id = id
  where id > $1
  order by id
  limit $2;
+
+-- name: recent
+-- All of them are read, for commands of the operator.
+select id, name, delivery_mode, url, parent_id, status,
+       token_hash is not null as has_token, active_tasks, current_task, created_at, last_seen_at,
+       status = 'active' and last_seen_at > clock_timestamp() - $4::interval as is_online,
+       coalesce(waiting_files, 0) as waiting_files, coalesce(waiting_bytes, 0) as waiting_bytes,
+       coalesce(last_seq - greatest(acked_seq, trimmed_seq), 0) as unread_rows
+  from workspaces left join feeds on workspace_id = id
+ where ($1::text is null or name = $1) and (status = 'active' or $2::boolean)
+ order by last_seen_at desc, id
+ limit $3;
+
+-- name: names
+-- With all others that have one of these names, so that ambiguous ones are noticed.
+select id, name from workspaces
+ where id = any($1::uuid[])
+    or (status = 'active' and name in (select name from workspaces where id = any($1::uuid[])));
 
 -- name: heartbeat
 -- Not synced: losing a heartbeat does not matter.  One that changes nothing but the time writes once a
@@ -63,6 +88,21 @@ update workspaces
  where id = $1
    and (active_tasks <> $2 or current_task <> $3
         or last_seen_at < clock_timestamp() - interval '1 second');
+
+-- name: mark_seen
+-- Not synced, like a heartbeat.  What was written a short while ago, by whichever server, is left as it
+-- is, and so is a row that is locked: a request never waits for this, and this for nobody.
+with due as (
+    select id from workspaces
+     where id = any($1::uuid[])
+       and status = 'active'
+       and last_seen_at < clock_timestamp() - $2::interval
+       for no key update skip locked
+)
+update workspaces set last_seen_at = clock_timestamp()
+  from due, (select set_config('synchronous_commit', 'off', true)) as unsynced
+ where workspaces.id = due.id
+returning workspaces.id;
 
 -- name: remove
 -- `last_seen_at` starts the time for which a removed workspace is kept.

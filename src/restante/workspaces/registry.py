@@ -1,4 +1,4 @@
-"""Workspaces register, send heartbeats, change, and are removed."""
+"""Workspaces register, register again, and send heartbeats."""
 
 import hmac
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import structlog
 from restante import wire
 from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database, transaction
-from restante.errors import NotAuthenticated, WorkspaceUnknown
+from restante.errors import NotAuthenticated
 from restante.ids import WorkspaceId
 from restante.retention.disk import Disk
 from restante.workspaces import rules, store
@@ -118,8 +118,8 @@ class Registry:
 
     async def _register_again(self, stored: Workspace, changes: Changes) -> wire.Registered:
         self._take_again(stored.id, changes.agent_card or "")
-        details = await self._update(
-            stored.id, lambda current: rules.registered(stored.id, current, changes)
+        details = await update(
+            self._db, stored.id, lambda current: rules.registered(stored.id, current, changes)
         )
         if details is None:
             raise NotAuthenticated(_NOT_YOURS)
@@ -131,31 +131,6 @@ class Registry:
             self._disk.take(len(card))
         self._cards.spend(workspace_id, _ROW_BYTES + len(card))
 
-    async def change(self, workspace_id: WorkspaceId, changes: Changes) -> None:
-        """Apply the operator's changes; raises WorkspaceUnknown."""
-        details = await self._update(
-            workspace_id, lambda current: rules.details_of(current, changes)
-        )
-        if details is None:
-            raise WorkspaceUnknown
-        log.info("workspace_changed", workspace=str(workspace_id), mode=details.delivery_mode)
-
-    async def _update(
-        self, workspace_id: WorkspaceId, changed: Callable[[Workspace], Details]
-    ) -> Details | None:
-        """Write the details that follow from the stored ones; None if it is not active."""
-
-        async def commit(connection: Connection) -> Details | None:
-            async with transaction(connection) as tx:
-                stored = await store.get_for_update(tx, workspace_id)
-                if stored is None or stored.status != "active":
-                    return None
-                details = changed(stored)
-                await store.update(tx, workspace_id, details)
-                return details
-
-        return await decided(self._db, commit, commit)
-
     async def heartbeat(
         self, workspace: Workspace, active_tasks: int, current_task: str
     ) -> wire.HeartbeatNoted:
@@ -166,60 +141,22 @@ class Registry:
             )
         return wire.HeartbeatNoted("ok", workspace.inbound_secret)
 
-    async def remove(self, workspace_id: WorkspaceId) -> None:
-        """Remove the workspace; its files stay until they expire or are swept."""
 
-        async def commit(connection: Connection) -> bool:
-            return await store.remove(connection, workspace_id)
+async def update(
+    db: Database, workspace_id: WorkspaceId, changed: Callable[[Workspace], Details]
+) -> Details | None:
+    """Write the details that follow from the stored ones; None if it is not active."""
 
-        async def look_up(connection: Connection) -> bool | None:
-            stored = await store.get(connection, workspace_id)
-            return True if stored is None or stored.status == "removed" else None
+    async def commit(connection: Connection) -> Details | None:
+        async with transaction(connection) as tx:
+            stored = await store.get_for_update(tx, workspace_id)
+            if stored is None or stored.status != "active":
+                return None
+            details = changed(stored)
+            await store.update(tx, workspace_id, details)
+            return details
 
-        if not await decided(self._db, commit, look_up):
-            raise WorkspaceUnknown
-        log.info("workspace_removed", workspace=str(workspace_id))
-
-    async def reissue_token(self, workspace_id: WorkspaceId) -> wire.IssuedToken:
-        """Give the workspace a new token; the old one stops working."""
-        new_token = rules.new_token()
-        token_hash = rules.token_hash(new_token)
-
-        async def commit(connection: Connection) -> Workspace | None:
-            async with transaction(connection) as tx:
-                workspace = await store.get_for_update(tx, workspace_id)
-                if not await store.set_token(tx, workspace_id, token_hash):
-                    raise WorkspaceUnknown
-                return workspace
-
-        workspace = await decided(self._db, commit, lambda c: store.by_token(c, token_hash))
-        log.info("token_reissued", workspace=str(workspace_id))
-        if workspace and workspace.delivery_mode == "push":
-            return wire.IssuedToken(new_token, workspace.inbound_secret)
-        return wire.IssuedToken(new_token)
-
-    async def revoke_token(self, workspace_id: WorkspaceId) -> None:
-        """Delete the workspace's token; it stays registered and still receives."""
-
-        async def commit(connection: Connection) -> bool:
-            return await store.set_token(connection, workspace_id, None)
-
-        if not await decided(self._db, commit, commit):
-            raise WorkspaceUnknown
-        log.info("token_revoked", workspace=str(workspace_id))
-
-    async def show(self, workspace_id: WorkspaceId) -> wire.WorkspaceView:
-        """The workspace in any state, for the operator; raises WorkspaceUnknown."""
-        async with self._db.connection() as connection:
-            found = await store.view(connection, workspace_id)
-        if found is None:
-            raise WorkspaceUnknown
-        return found
-
-    async def page(self, *, after: UUID, limit: int) -> list[wire.WorkspaceEntry]:
-        """Workspaces in any state, in order of their ids."""
-        async with self._db.connection() as connection:
-            return await store.page(connection, after=after, limit=limit)
+    return await decided(db, commit, commit)
 
 
 def _answer(details: Details, secret: str, new_token: str | None = None) -> wire.Registered:

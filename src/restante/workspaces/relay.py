@@ -22,6 +22,7 @@ from restante.errors import (
 from restante.http import turns
 from restante.http.bodies import pieces
 from restante.http.disconnect import disconnected, while_connected
+from restante.workspaces import auth
 from restante.workspaces.push import Answer, Push
 from restante.workspaces.rules import Workspace, is_repetition
 
@@ -96,6 +97,10 @@ class _Body:
             self._pieces.task_done()
             yield piece
 
+    def answered(self) -> None:
+        """The workspace has answered, so it was seen."""
+        auth.access(self._request).seen.note(self._workspace.id)
+
     async def receive(self) -> None:
         """Read until the client has gone; raises what is wrong with the body."""
         if self._limits:
@@ -161,6 +166,7 @@ class _Relay(Response):
     async def _relay(self, send: Send) -> None:
         """Send all of the answer except its end."""
         async with self._call as answer:
+            self._body.answered()
             headers = {**answer.headers, "X-Content-Type-Options": "nosniff"}
             encoded = [_encoded(name, value) for name, value in headers.items()]
             self._has_begun = True

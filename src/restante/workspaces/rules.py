@@ -4,7 +4,10 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -13,9 +16,9 @@ from uuid import UUID
 from msgspec import UNSET, UnsetType
 
 from restante.errors import BadRequest, NotJson, OriginRefused
-from restante.ids import WorkspaceId
+from restante.ids import WorkspaceId, as_uuid
 from restante.text import MAX_QUOTED, printable
-from restante.wire import Mode
+from restante.wire import Mode, WorkspaceEntry
 
 MAX_LABEL = 1000
 MAX_TASKS = 2**31 - 1
@@ -29,6 +32,12 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _SMALL_CARD = 4096
 _INGEST = "/internal/chat/uploads/ingest"
 _SHORT_ID = 8
+
+MAX_CANDIDATES = 10  # workspaces of one name that are listed
+
+# A workspace that polls or watches is seen at least this often: a poll takes a minute at most, the
+# time is written once a minute, and a little later.
+ONLINE_WITHIN = timedelta(seconds=150)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +237,55 @@ def ingest_url(url: str) -> str:
 def clean_label(text: str) -> str:
     """One line of printable text of bounded length that can be stored as UTF-8."""
     return printable(text[:MAX_LABEL]).encode("utf-8", "replace").decode()
+
+
+def new_name(text: str) -> str:
+    """A name that an operator chooses; raises BadRequest if it could not be used to find it."""
+    if len(text) > MAX_LABEL:
+        raise BadRequest(f"A name has at most {MAX_LABEL} characters; this one has {len(text)}.")
+    name = clean_label(text).strip()
+    if not name:
+        raise BadRequest("A name needs at least one character that can be seen.")
+    if as_uuid(name):
+        raise BadRequest("This name looks like an id, and would be taken for one; choose another.")
+    return name
+
+
+def ambiguous(name: str, found: Sequence[WorkspaceEntry]) -> str:
+    """Which workspaces have the name; a name proves nothing, because anybody may choose it."""
+    shown = "; ".join(
+        f"{one.id}, last seen {one.last_seen_at:%Y-%m-%d %H:%M:%S}, "
+        f"registered {one.created_at:%Y-%m-%d %H:%M:%S}"
+        for one in found[:MAX_CANDIDATES]
+    )
+    several = f"More than {MAX_CANDIDATES}" if len(found) > MAX_CANDIDATES else str(len(found))
+    name = printable(name, max_length=MAX_QUOTED)
+    return f"{several} workspaces are named {name}. Use the id: {shown}."
+
+
+def labels(ids: Collection[UUID], names: Mapping[UUID, str]) -> dict[UUID, str]:
+    """
+    What to call these workspaces in print.
+
+    The name; with the beginning of the id if another workspace has the name; in quotes if it looks
+    like an id; and the id of a workspace that is not known any more.
+    """
+    count = Counter(names.values())
+
+    def label(workspace_id: UUID) -> str:
+        name = names.get(workspace_id)
+        if name is None:
+            return str(workspace_id)
+        shown = quoted_if_odd(name)
+        return f"{shown} ({str(workspace_id)[:_SHORT_ID]})" if count[name] > 1 else shown
+
+    return {one: label(one) for one in ids}
+
+
+def quoted_if_odd(name: str) -> str:
+    """A name for print; in quotes if it could be taken for something else."""
+    shown = printable(name)
+    return f'"{shown}"' if as_uuid(shown) or shown != shown.strip() or not shown else shown
 
 
 def task_count(reported: float | None) -> int:

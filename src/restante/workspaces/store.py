@@ -1,7 +1,8 @@
 """The rows of workspaces."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +12,7 @@ from restante import wire
 from restante.database import sql
 from restante.database.pool import Connection, Row, Tx
 from restante.ids import WorkspaceId, lowest_activity_id
-from restante.workspaces.rules import Details, Workspace
+from restante.workspaces.rules import ONLINE_WITHIN, Details, Workspace
 
 queries = sql.load("restante.workspaces")
 
@@ -80,7 +81,7 @@ async def by_token(connection: Connection, token_hash: bytes) -> Workspace | Non
 
 async def view(connection: Connection, workspace_id: WorkspaceId) -> wire.WorkspaceView | None:
     """The workspace in any state, as the operator sees it."""
-    row = await connection.fetchrow(queries.view, workspace_id)
+    row = await connection.fetchrow(queries.view, workspace_id, ONLINE_WITHIN)
     return _view(row) if row else None
 
 
@@ -92,8 +93,22 @@ def _view(row: Row) -> wire.WorkspaceView:
 
 async def page(connection: Connection, *, after: UUID, limit: int) -> list[wire.WorkspaceEntry]:
     """Workspaces in any state, in order of their ids."""
-    rows = await connection.fetch(queries.page, after, limit)
+    rows = await connection.fetch(queries.page, after, limit, ONLINE_WITHIN)
     return [wire.WorkspaceEntry(**row) for row in rows]
+
+
+async def recent(
+    connection: Connection, *, limit: int, with_removed: bool = False, name: str | None = None
+) -> list[wire.WorkspaceEntry]:
+    """Workspaces, of this name if one is given; those first that were seen last."""
+    rows = await connection.fetch(queries.recent, name, with_removed, limit, ONLINE_WITHIN)
+    return [wire.WorkspaceEntry(**row) for row in rows]
+
+
+async def names(connection: Connection, ids: Collection[UUID]) -> dict[UUID, str]:
+    """The names of these workspaces, and of all active ones that share a name with them."""
+    rows = await connection.fetch(queries.names, list(ids))
+    return {row["id"]: row["name"] for row in rows}
 
 
 async def heartbeat(
@@ -101,6 +116,14 @@ async def heartbeat(
 ) -> None:
     """Record that the workspace is alive and what it is doing."""
     await connection.execute(queries.heartbeat, workspace_id, active_tasks, current_task)
+
+
+async def mark_seen(
+    connection: Connection, ids: Sequence[WorkspaceId], *, every: timedelta
+) -> list[WorkspaceId]:
+    """Record that these were seen now; returns those for which that was not recorded of late."""
+    rows = await connection.fetch(queries.mark_seen, ids, every)
+    return [row["id"] for row in rows]
 
 
 async def remove(connection: Connection, workspace_id: WorkspaceId) -> bool:

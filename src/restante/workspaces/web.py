@@ -36,6 +36,7 @@ from restante.http.problems import json_response
 from restante.ids import WorkspaceId, as_uuid
 from restante.retention.disk import Disk
 from restante.workspaces import auth
+from restante.workspaces.admin import WorkspaceAdmin
 from restante.workspaces.registry import Registry
 from restante.workspaces.rules import MAX_CARD_BYTES, Changes, Sender, clean_label, task_count
 
@@ -44,6 +45,10 @@ TAG = "workspaces"
 
 def _registry(request: Request) -> Registry:
     return request.app.state.registry
+
+
+def _admin(request: Request) -> WorkspaceAdmin:
+    return request.app.state.workspace_admin
 
 
 def _disk(request: Request) -> Disk:
@@ -159,7 +164,7 @@ async def change(request: Request) -> Response:
         delivery_mode=sent.delivery_mode or None,
         parent_id=_parent(sent.parent_id),
     )
-    await _registry(request).change(workspace_id, changes)
+    await _admin(request).change(workspace_id, changes)
     return json_response(wire.Status("updated"))
 
 
@@ -191,7 +196,7 @@ async def remove(request: Request) -> Response:
     workspace = await auth.owner_or_admin(request)
     if not query_of(request, Removal).confirm:
         raise BadRequest("A workspace cannot undo its removal; repeat with ?confirm=true.")
-    await _registry(request).remove(workspace.id)
+    await _admin(request).remove(workspace.id)
     return json_response(wire.Status("removed"))
 
 
@@ -212,7 +217,7 @@ class WorkspaceQuery(msgspec.Struct, frozen=True):
 async def page(request: Request) -> Response:
     auth.admin(request)
     wanted = query_of(request, WorkspaceQuery)
-    found = await _registry(request).page(after=wanted.after, limit=wanted.limit)
+    found = await _admin(request).page(after=wanted.after, limit=wanted.limit)
     more = found[-1].id if len(found) == wanted.limit else UNSET
     return json_response(wire.WorkspacePage(found, more))
 
@@ -225,7 +230,7 @@ async def page(request: Request) -> Response:
 )
 async def show(request: Request) -> Response:
     auth.admin(request)
-    return json_response(await _registry(request).show(auth.workspace_id(request)))
+    return json_response(await _admin(request).show(auth.workspace_id(request)))
 
 
 @operation(
@@ -236,7 +241,7 @@ async def show(request: Request) -> Response:
 )
 async def reissue_token(request: Request) -> Response:
     auth.admin(request)
-    return json_response(await _registry(request).reissue_token(auth.workspace_id(request)))
+    return json_response(await _admin(request).reissue_token(auth.workspace_id(request)))
 
 
 @operation(
@@ -248,7 +253,7 @@ async def reissue_token(request: Request) -> Response:
 )
 async def revoke_token(request: Request) -> Response:
     auth.admin(request)
-    await _registry(request).revoke_token(auth.workspace_id(request))
+    await _admin(request).revoke_token(auth.workspace_id(request))
     return json_response(wire.Status("revoked"))
 
 
