@@ -21,6 +21,7 @@ from restante.ids import FileId, WorkspaceId
 pytestmark = pytest.mark.anyio
 
 LONG_NAME = "a-name-that-is-as-long-as-names-may-be-" + "x" * 57 + ".pdf"
+NAME = "a workspace"
 NOBODY = "11111111-2222-3333-4444-555555555555"
 
 
@@ -86,16 +87,16 @@ async def test_the_list_is_oldest_first_and_never_truncated(dsn: str, examples: 
     """Ids and names are copied into other commands, whatever the width of the terminal."""
     head, *lines = output_of(run(dsn, "list", COLUMNS="40")).splitlines()
 
-    assert head.split()[:4] == ["file", "id", "workspace", "state"]
-    assert [line.split()[:3] for line in lines] == [
-        [str(file_id), str(examples.workspace_id), state]
+    assert head.split()[:4] == ["file", "id", "state", "size"]
+    assert [line.split()[:2] for line in lines] == [
+        [str(file_id), state]
         for file_id, state in zip(
             examples.ids, ("never_fetched", "fetched", "acked", "expired"), strict=True
         )
     ]
     for line, verb in zip(lines, ("expires", "expires", "acked", "expired"), strict=True):
         assert re.search(rf" 10 B  +\d{{4}}-[\d-]+ [\d:]+  {verb} +\d{{4}}-", line)
-        assert line.endswith(f"  {LONG_NAME}")
+        assert line.endswith(f"  a workspace  {LONG_NAME}")
 
 
 async def test_the_list_can_be_filtered(dsn: str, examples: Examples):
@@ -108,6 +109,9 @@ async def test_the_list_can_be_filtered(dsn: str, examples: Examples):
         assert line.startswith(str(file_id))
     assert output_of(run(dsn, "list", "--workspace", other)) == "No uploads match.\n"
     assert len(output_of(run(dsn, "list", "--workspace", examples.workspace_id)).splitlines()) == 5
+    assert f"Use the id: {other}, last seen" in error_of(run(dsn, "list", "--workspace", NAME))
+    await examples.connection.execute("update workspaces set name = 'x' where id = $1", other)
+    assert len(output_of(run(dsn, "list", "--workspace", NAME)).splitlines()) == 5
 
 
 async def test_an_incomplete_list_says_how_to_continue(dsn: str, examples: Examples):
@@ -175,7 +179,7 @@ async def test_one_upload_is_shown_with_all_details(dsn: str, examples: Examples
     details = dict(re.split(r"  +", line, maxsplit=1) for line in shown.splitlines())
     until = row["acked_at"] + timedelta(hours=1)
     assert details["file id"] == str(examples.acked)
-    assert details["workspace"] == str(examples.workspace_id)
+    assert (details["workspace"], details[""]) == (NAME, str(examples.workspace_id))
     assert (details["name"], details["type"], details["size"]) == (
         LONG_NAME,
         "text/plain",
@@ -205,16 +209,16 @@ async def test_a_wrong_id_is_an_error(dsn: str, examples: Examples, command: str
 
     assert f"no upload {unknown} here" in error_of(run(dsn, command, unknown))
     assert "letter.pdf is not a file id" in error_of(run(dsn, command, "letter.pdf"))
-    assert f"no workspace {NOBODY}" in error_of(
+    assert f"no workspace with the id {NOBODY}" in error_of(
         run(dsn, command, examples.acked, "--workspace", NOBODY)
     )
-    assert "not a workspace id" in error_of(
+    assert "no workspace with the id or name mine" in error_of(
         run(dsn, command, examples.acked, "--workspace", "mine")
     )
 
 
 async def test_a_wrong_id_for_the_list_is_an_error(dsn: str, examples: Examples):
-    assert f"no workspace {NOBODY}" in error_of(run(dsn, "list", "--workspace", NOBODY))
+    assert f"with the id {NOBODY}" in error_of(run(dsn, "list", "--workspace", NOBODY))
     assert f"no upload {NOBODY} here" in error_of(run(dsn, "list", "--after", NOBODY))
     assert "is not a file id" in error_of(run(dsn, "list", "--after", "3"))
 
@@ -249,9 +253,7 @@ async def test_reopening_wakes_a_poll_at_a_running_server(dsn: str, server_proce
 
         outcome = await asyncio.to_thread(run, dsn, "reopen", file_id)
 
-        assert f"lost.pdf ({file_id}) of workspace {mailbox.id} is available again" in output_of(
-            outcome
-        )
+        assert f"lost.pdf ({file_id}) of test is available again" in output_of(outcome)
         (again,) = await polling
     assert (again["seq"], again["request_body"]["file_id"]) == (2, file_id)
 
@@ -283,7 +285,7 @@ async def test_a_file_expires_once_and_a_sweep_deletes_it(dsn: str, examples: Ex
     since = (await examples.row(examples.never_fetched))["expires_at"]
     second = output_of(run(dsn, "expire", examples.never_fetched))
 
-    named = f"{LONG_NAME} ({examples.never_fetched}) of workspace {examples.workspace_id}"
+    named = f"{LONG_NAME} ({examples.never_fetched}) of {NAME}"
     assert first == f"{named} is expired now; the next sweep deletes it.\n"
     assert second == (
         f"{named} expired earlier, at {since:%Y-%m-%d %H:%M:%S} UTC; the next sweep deletes it.\n"

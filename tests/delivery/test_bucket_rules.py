@@ -90,6 +90,7 @@ def test_the_workspace_that_keeps_a_bucket_is_named():
         NOW - DAY,
         NOW + DAY,
         subject="buckets",
+        reclaimable_bytes=100,
     )
 
 
@@ -101,8 +102,8 @@ def test_a_bucket_with_more_files_than_were_counted_is_not_moved():
 def test_a_bucket_with_an_arriving_upload_is_held(contents: BucketContents):
     decided = decided_on(bucket(), replace(contents, arriving=2))
 
-    why = "2 uploads are still arriving in it"
-    assert decided == HeldSpace("chunks_1", 1000, why, subject="buckets")
+    why, unused = "2 uploads are still arriving in it", 1000 - contents.live.bytes
+    assert decided == HeldSpace("chunks_1", 1000, why, subject="buckets", reclaimable_bytes=unused)
 
 
 def test_a_sealed_bucket_is_decided_on_like_any_other():

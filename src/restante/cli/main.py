@@ -20,6 +20,7 @@ from restante.cli import (
     status,
     sweep,
     uploads,
+    workspaces,
 )
 from restante.errors import RestanteError
 
@@ -39,7 +40,16 @@ app = App(
 )
 _GROUPS = {
     Group("Receive and send", sort_key=0): (connect, send, notify, inbox),
-    Group("Run a server", sort_key=1): (serve, status, uploads, oplog, sweep, migrate, backup),
+    Group("Run a server", sort_key=1): (
+        serve,
+        status,
+        workspaces,
+        uploads,
+        oplog,
+        sweep,
+        migrate,
+        backup,
+    ),
     Group("Other", sort_key=2): (completion,),
 }
 for group, commands in _GROUPS.items():

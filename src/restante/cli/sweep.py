@@ -7,6 +7,7 @@ from cyclopts import App, Group, Parameter
 from rich.table import Column, Table
 
 from restante import wire
+from restante.cli.columns import NAME_CELLS, Names, print_sentence, within
 from restante.cli.flags import DATABASE, OPS_LIMITS, flags_for, operator_for
 from restante.cli.output import Console, json_text, shown_bytes
 
@@ -44,18 +45,25 @@ def sweep(
     json
         Print JSON.
     """
-    result = asyncio.run(_plan(flags) if dry_run else _sweep(flags, quiet=json))
+    if not dry_run:
+        report = asyncio.run(_sweep(flags, quiet=json))
+        if json:
+            print(json_text(report, indent=2))
+        else:
+            _show_report(report)
+        return
+    plan, names = asyncio.run(_plan(flags))
     if json:
-        print(json_text(result, indent=2))
-    elif isinstance(result, wire.RetentionPlan):
-        _show_plan(result)
+        print(json_text(plan, indent=2))
     else:
-        _show_report(result)
+        _show_plan(plan, names)
 
 
-async def _plan(flags: Any) -> wire.RetentionPlan:
+async def _plan(flags: Any) -> tuple[wire.RetentionPlan, Names]:
     async with operator_for(flags) as operator:
-        return await operator.sweep.plan(now=await operator.sweep.now())
+        plan = await operator.sweep.plan(now=await operator.sweep.now())
+        names = await operator.workspaces.labels([held.workspace_id for held in plan.held])
+    return plan, names
 
 
 async def _sweep(flags: Any, *, quiet: bool) -> wire.SweepReport:
@@ -70,19 +78,26 @@ async def _sweep(flags: Any, *, quiet: bool) -> wire.SweepReport:
             )
 
 
-def _show_plan(plan: wire.RetentionPlan) -> None:
-    console = Console()
+def _show_plan(plan: wire.RetentionPlan, names: Names) -> None:
     if plan.steps:
-        console.print(_steps(plan.steps))
-    console.print(f"{shown_bytes(plan.bytes_to_come_back)} would be freed.")
+        Console().print(_steps(plan.steps))
+    print(f"{shown_bytes(plan.bytes_to_come_back)} would be freed.")
     for held in plan.held:
+        print_sentence(held_sentence(held, names))
+
+
+def held_sentence(held: wire.HeldSpace, names: Names) -> str:
+    """What must stay, how much of it comes back later, and because of whom."""
+    keeps = f"{held.partition} keeps {shown_bytes(held.bytes)}"
+    if held.reclaimable_bytes:
+        keeps += f", {shown_bytes(held.reclaimable_bytes)} of it unused"
+    who = ""
+    if held.workspace_id:
         since = f" since {held.since:%Y-%m-%d %H:%M}" if held.since else ""
         until = f", until {held.until:%Y-%m-%d %H:%M} at the latest" if held.until else ""
-        who = f"; most of it belongs to workspace {held.workspace_id}{since}{until}"
-        console.print(
-            f"{held.partition} keeps {shown_bytes(held.bytes)}: {held.why}"
-            f"{who if held.workspace_id else ''}."
-        )
+        name = within(names.get(held.workspace_id, str(held.workspace_id)), NAME_CELLS)
+        who = f"; most of it belongs to workspace {name}{since}{until}"
+    return f"{keeps}: {held.why}{who}."
 
 
 def _steps(steps: list[wire.PlanStep]) -> Table:

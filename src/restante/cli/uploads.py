@@ -4,20 +4,30 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from uuid import UUID
 
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
+from rich.cells import cell_len
 
 from restante import wire
+from restante.cli.columns import (
+    NAME_CELLS,
+    Names,
+    print_labelled,
+    print_sentence,
+    print_table,
+    terminal_width,
+    within,
+)
 from restante.cli.flags import DATABASE, flags_for, operator_for
 from restante.cli.output import json_text, shown_bytes
 from restante.errors import BadRequest
 from restante.ids import FileId, WorkspaceId, as_uuid
-from restante.text import printable
+from restante.text import MAX_QUOTED, printable
 
 if TYPE_CHECKING:
     from restante.delivery.admin import Expiry, UploadAdmin
+    from restante.server.wiring import Operator
 
     UploadsFlags = Any
 else:
@@ -27,10 +37,16 @@ Result = TypeVar("Result")
 FileIdText = Annotated[str, Parameter(help="The upload's file id.")]
 WorkspaceText = Annotated[
     str | None,
-    Parameter(help="The upload's workspace. Optional; speeds up the search in a large table."),
+    Parameter(
+        help="The upload's workspace, by name or id. Optional; speeds up the search in a large "
+        "table."
+    ),
 ]
 AsJson = Annotated[bool, Parameter(help="Print JSON.", negative=(), show_default=False)]
 Flags = Annotated[UploadsFlags | None, Parameter(name="*")]
+
+
+_HEAD = ("file id", "state", "size", "created (UTC)", "ends (UTC)", "workspace", "name")
 
 
 def register(app: App, group: Group) -> None:
@@ -63,7 +79,7 @@ def list_(
     Parameters
     ----------
     workspace
-        Only uploads for this workspace id.
+        Only uploads for this workspace, given by its name or id.
     state
         Only uploads in this state: never_fetched; fetched but not acknowledged; acked and still
         retained; expired and not yet swept.
@@ -72,14 +88,18 @@ def list_(
     after
         Continue after this file id, the last one of the previous page.
     """
-    of, start = _workspace_id(workspace), None if after is None else _file_id(after)
-    page = _run(
-        flags, lambda uploads, now: uploads.page(of, state=state, after=start, limit=limit, now=now)
-    )
+    start = None if after is None else _file_id(after)
+
+    async def act(operator: "Operator", now: datetime) -> tuple[wire.UploadPage, Names]:
+        of = await _id_of(operator, workspace)
+        page = await operator.uploads.page(of, state=state, after=start, limit=limit, now=now)
+        return page, await operator.workspaces.labels({one.workspace_id for one in page.uploads})
+
+    page, names = _run(flags, act)
     if json:
         print(json_text(page, indent=2))
     else:
-        _print_page(page)
+        _print_page(page, names)
 
 
 def show(
@@ -95,12 +115,11 @@ def show(
 
     Example: restante uploads show 0d6e3f1c-8a52-4f5e-9d55-1c4f0f4b7a11
     """
-    key = _file_id(file_id), _workspace_id(workspace)
-    upload = _run(flags, lambda uploads, now: uploads.show(*key, now=now))
+    upload, name = _run_on(flags, file_id, workspace, lambda uploads: uploads.show, lambda one: one)
     if json:
         print(json_text(upload, indent=2))
     else:
-        _print_details(upload)
+        _print_details(upload, name)
 
 
 def reopen(
@@ -119,12 +138,15 @@ def reopen(
 
     Example: restante uploads reopen 0d6e3f1c-8a52-4f5e-9d55-1c4f0f4b7a11
     """
-    key = _file_id(file_id), _workspace_id(workspace)
-    upload = _run(flags, lambda uploads, now: uploads.reopen(*key, now=now))
+    upload, name = _run_on(
+        flags, file_id, workspace, lambda uploads: uploads.reopen, lambda one: one
+    )
     if json:
         print(json_text(upload, indent=2))
     else:
-        print(f"{_named(upload)} is available again until {_moment(upload.expires_at)}.")
+        print_sentence(
+            f"{_named(upload, name)} is available again until {_moment(upload.expires_at)}."
+        )
 
 
 def expire(
@@ -142,59 +164,99 @@ def expire(
 
     Example: restante uploads expire 0d6e3f1c-8a52-4f5e-9d55-1c4f0f4b7a11
     """
-    key = _file_id(file_id), _workspace_id(workspace)
-    expiry = _run(flags, lambda uploads, now: uploads.expire(*key, now=now))
+    expiry, name = _run_on(
+        flags, file_id, workspace, lambda uploads: uploads.expire, lambda one: one.upload
+    )
     if json:
         print(json_text(expiry.upload, indent=2))
     else:
-        _print_expiry(expiry)
+        _print_expiry(expiry, name)
 
 
-def _run(flags: Any, action: "Callable[[UploadAdmin, datetime], Awaitable[Result]]") -> Result:
+def _run(flags: Any, action: "Callable[[Operator, datetime], Awaitable[Result]]") -> Result:
     async def run() -> Result:
         async with operator_for(flags) as operator:
-            return await action(operator.uploads, datetime.now(UTC))
+            return await action(operator, datetime.now(UTC))
 
     return asyncio.run(run())
 
 
+def _run_on(
+    flags: Any,
+    file_id: str,
+    workspace: str | None,
+    action: "Callable[[UploadAdmin], Callable[..., Awaitable[Result]]]",
+    upload_of: Callable[[Result], wire.UploadView],
+) -> tuple[Result, str]:
+    """Run an action on one upload; returns its result, and what to call the workspace."""
+    file = _file_id(file_id)
+
+    async def act(operator: "Operator", now: datetime) -> tuple[Result, str]:
+        of = await _id_of(operator, workspace)
+        result = await action(operator.uploads)(file, of, now=now)
+        owner = upload_of(result).workspace_id
+        return result, (await operator.workspaces.labels([owner]))[owner]
+
+    return _run(flags, act)
+
+
+async def _id_of(operator: "Operator", workspace: str | None) -> WorkspaceId | None:
+    return None if workspace is None else await operator.workspaces.id_of(workspace)
+
+
 def _file_id(text: str) -> FileId:
-    return FileId(_uuid(text, "a file id"))
-
-
-def _workspace_id(text: str | None) -> WorkspaceId | None:
-    return None if text is None else WorkspaceId(_uuid(text, "a workspace id"))
-
-
-def _uuid(text: str, what: str) -> UUID:
     found = as_uuid(text)
     if found is None:
-        raise BadRequest(
-            f"{printable(text)} is not {what}; run `restante uploads list` to see the ids."
-        )
-    return found
+        shown = printable(text, max_length=MAX_QUOTED)
+        raise BadRequest(f"{shown} is not a file id; `restante uploads list` shows the ids.")
+    return FileId(found)
 
 
-def _print_page(page: wire.UploadPage) -> None:
+def _print_page(page: wire.UploadPage, names: Names) -> None:
     if not page.uploads:
         print("No uploads match.")
         return
-    head = ("file id", "workspace", "state", "size", "created (UTC)", "ends (UTC)", "name")
-    _print_columns([head, *(_row(upload) for upload in page.uploads)])
+    rows = [_row(upload, names) for upload in page.uploads]
+    if _is_too_wide(rows):
+        for upload in page.uploads:
+            _print_entry(upload, names[upload.workspace_id])
+    else:
+        print_table(_HEAD, rows, right=(2,))
     if page.next_after:
-        print(f"There are more: continue with --after {page.next_after}")
+        print_sentence(f"There are more: continue with --after {page.next_after}")
 
 
-def _row(upload: wire.UploadView) -> Sequence[str]:
+def _is_too_wide(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether a terminal would break the lines, so that each upload gets several."""
+    width = terminal_width()
+    if width is None:
+        return False
+    sizes = (max(cell_len(cell) for cell in column) for column in zip(_HEAD, *rows, strict=True))
+    return sum(sizes) + 2 * (len(_HEAD) - 1) > width
+
+
+def _row(upload: wire.UploadView, names: Names) -> Sequence[str]:
     return (
         str(upload.file_id),
-        str(upload.workspace_id),
         upload.state,
         shown_bytes(upload.size),
         f"{upload.created_at:%Y-%m-%d %H:%M}",
         _end(upload),
+        within(names[upload.workspace_id], NAME_CELLS),
         printable(upload.display_name),
     )
+
+
+def _print_entry(upload: wire.UploadView, name: str) -> None:
+    """An upload in four lines of at most 60 columns; a longer name is cut."""
+    print(upload.file_id)
+    width = (terminal_width() or 60) - 2
+    for line in (
+        within(upload.display_name, width),
+        within(f"to {name}", width),
+        f"{upload.state}, {shown_bytes(upload.size)}, {_end(upload)} UTC",
+    ):
+        print(f"  {line}")
 
 
 def _end(upload: wire.UploadView) -> str:
@@ -204,25 +266,18 @@ def _end(upload: wire.UploadView) -> str:
     return f"{verb} {upload.expires_at:%Y-%m-%d %H:%M}"
 
 
-def _print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns, without truncating to the terminal's width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
-
-
-def _print_expiry(expiry: "Expiry") -> None:
+def _print_expiry(expiry: "Expiry", name: str) -> None:
     what = "is expired now"
     if not expiry.is_first:
         what = f"expired earlier, at {_moment(expiry.upload.expires_at)}"
-    print(f"{_named(expiry.upload)} {what}; the next sweep deletes it.")
+    print_sentence(f"{_named(expiry.upload, name)} {what}; the next sweep deletes it.")
 
 
-def _print_details(upload: wire.UploadView) -> None:
+def _print_details(upload: wire.UploadView, name: str) -> None:
     details = (
         ("file id", str(upload.file_id)),
-        ("workspace", str(upload.workspace_id)),
+        ("workspace", name),
+        ("", str(upload.workspace_id) if name != str(upload.workspace_id) else ""),
         ("name", printable(upload.name)),
         ("display name", printable(upload.display_name)),
         ("type", printable(upload.mime_type)),
@@ -237,11 +292,11 @@ def _print_details(upload: wire.UploadView) -> None:
         ("bucket", _moment(upload.bucket)),
         ("partition", upload.partition or "gone"),
     )
-    _print_columns(details)
+    print_labelled([(label, text) for label, text in details if text])
 
 
-def _named(upload: wire.UploadView) -> str:
-    return f"{printable(upload.name)} ({upload.file_id}) of workspace {upload.workspace_id}"
+def _named(upload: wire.UploadView, name: str) -> str:
+    return f"{printable(upload.name)} ({upload.file_id}) of {within(name, NAME_CELLS)}"
 
 
 def _moment(moment: datetime | None) -> str:

@@ -22,6 +22,9 @@ from restante.workspaces import store as workspaces
 log = structlog.get_logger()
 
 
+_EXPIRED_AT_ONCE = 1000
+
+
 class Expiry(NamedTuple):
     """An upload that has expired, and whether it did so just now."""
 
@@ -125,6 +128,26 @@ class UploadAdmin:
             )
         after = replace(before, state="expired", expires_at=expired.expired_at)
         return Expiry(after, expired.is_first)
+
+    async def held_for(self, workspace_id: WorkspaceId, *, now: datetime) -> wire.HeldFiles:
+        """The files that are kept for a workspace, in any state of the workspace."""
+        async with self._db.connection() as connection:
+            return await store.held_for(connection, workspace_id, now=now)
+
+    async def expire_waiting(self, workspace_id: WorkspaceId, *, now: datetime) -> int:
+        """Let all files that wait for a workspace expire now; idempotent; returns how many."""
+        expired = 0
+        while True:
+            async with self._db.connection() as connection:
+                batch = await store.expire_waiting(
+                    connection, workspace_id, now=now, limit=_EXPIRED_AT_ONCE
+                )
+            expired += batch
+            if batch < _EXPIRED_AT_ONCE:
+                break
+        if expired:
+            log.info("uploads_expired", workspace=str(workspace_id), files=expired)
+        return expired
 
     async def _find(
         self,

@@ -190,4 +190,5 @@ def _silent(row: Row, now: datetime) -> wire.PinView:
         f"{row['silent_until']:%Y-%m-%d %H:%M}",
         bytes=row["silent_bytes"],
         seconds=(now - row["silent_since"]).total_seconds(),
+        workspace_id=row["workspace_id"],
     )

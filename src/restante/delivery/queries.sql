@@ -214,6 +214,31 @@ select exists (select from expired) as is_first, acked_at, least(expires_at, $3)
        name, size
   from before;
 
+-- name: held_for
+-- What is kept for a workspace, and how long.
+select count(*) filter (where acked_at is null and expires_at > $2) as waiting_files,
+       coalesce(sum(size) filter (where acked_at is null and expires_at > $2), 0)::bigint as waiting_bytes,
+       max(expires_at) filter (where acked_at is null and expires_at > $2) as waiting_until,
+       count(*) filter (where acked_at is not null) as acked_files,
+       coalesce(sum(size) filter (where acked_at is not null), 0)::bigint as acked_bytes
+  from uploads
+ where workspace_id = $1;
+
+-- name: expire_waiting
+-- A batch; waits for locks, so that an acknowledgement comes before or after this.
+with due as (
+    select file_id from uploads
+     where workspace_id = $1 and acked_at is null and expires_at > $2
+     order by file_id
+     limit $3
+       for update
+)
+update uploads set expires_at = $2
+  from due
+ where uploads.workspace_id = $1 and uploads.file_id = due.file_id
+   and acked_at is null and expires_at > $2
+returning uploads.file_id;
+
 -- name: uploads_in_any_state
 -- For the operator, and rare: an index that begins with the file would cost every upload, and without
 -- one the million uploads that a server may hold are scanned in half a second.

@@ -446,6 +446,21 @@ async def expire(
     return Expired(**row) if row else None
 
 
+async def expire_waiting(
+    connection: Connection, workspace_id: WorkspaceId, *, now: datetime, limit: int
+) -> int:
+    """Let a batch of a workspace's unacknowledged uploads expire now; returns how many."""
+    return len(await connection.fetch(queries.expire_waiting, workspace_id, now, limit))
+
+
+async def held_for(
+    connection: Connection, workspace_id: WorkspaceId, *, now: datetime
+) -> wire.HeldFiles:
+    """The files that are kept for a workspace."""
+    row = await connection.fetchrow(queries.held_for, workspace_id, now)
+    return wire.HeldFiles(**dict(row or {}))
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which uploads, of any workspace; None: all."""

@@ -34,6 +34,8 @@ CHUNKS = PartitionedTable(
 _MOVE_BELOW = 0.3
 _DUE_COUNTED = 100_000
 _FILES_COUNTED = 10_000
+# Less is not worth a line.
+_NAMED_FROM_BYTES = 1024 * 1024
 _FILES_PER_LOOK = 100
 # Copied by one statement.  One for a whole file of several GiB would run into its timeout, again in
 # every pass, and hold back the vacuum of all tables.
@@ -151,12 +153,15 @@ class Buckets(PartitionSubject[BucketContents]):
         self, partition: Partition, contents: BucketContents | None, *, now: datetime
     ) -> Sequence[PlanStep] | HeldSpace:
         """Drop it; or move its few live files and drop it; or say who keeps it."""
-        if contents is None or not self.is_past(partition, now=now):
+        if contents is None or partition.span is None:
             return []
         name, size, live = partition.name, partition.bytes, contents.live
+        unused = max(size - live.bytes, 0) if contents.all_counted else 0
+        if not self.is_past(partition, now=now):
+            return _open(partition, partition.span.end, unused, self.name)
         if contents.arriving:
             why = f"{contents.arriving} uploads are still arriving in it"
-            return HeldSpace(name, size, why, subject=self.name)
+            return HeldSpace(name, size, why, subject=self.name, reclaimable_bytes=unused)
         if live.files == 0:
             return [PlanStep(DROP_BUCKET, name, 0, size, "no live file is in it", self.name)]
         # The size of a locked partition is unknown; the planner names it and does nothing with it.
@@ -167,7 +172,11 @@ class Buckets(PartitionSubject[BucketContents]):
                 PlanStep(MOVE_FILES, name, live.files, -live.bytes, why, self.name),
                 PlanStep(DROP_BUCKET, name, 0, size, moved, self.name),
             ]
-        return _held(partition, live, self.name)
+        return _held(partition, live, unused, self.name)
+
+    def is_looked_at(self, partition: Partition, *, now: datetime) -> bool:
+        """The open one too: what was deleted in it comes back later, and the plan says when."""
+        return partition.span is None or partition.span.start <= now
 
     async def carry_out(self, step: PlanStep, partition: Partition, work: Work) -> str | None:
         assert partition.span is not None  # noqa: S101 - it is attached
@@ -195,7 +204,24 @@ class Buckets(PartitionSubject[BucketContents]):
         )
 
 
-def _held(partition: Partition, live: LiveFiles, subject: str) -> HeldSpace:
+def _open(
+    partition: Partition, until: datetime, unused: int, subject: str
+) -> Sequence[PlanStep] | HeldSpace:
+    """A bucket that files still arrive in; worth a line if much of it is not used any more."""
+    if unused < _NAMED_FROM_BYTES:
+        return []
+    why = f"new files go into it until {until:%H:%M} UTC"
+    return HeldSpace(
+        partition.name,
+        partition.bytes,
+        why,
+        until=until,
+        subject=subject,
+        reclaimable_bytes=unused,
+    )
+
+
+def _held(partition: Partition, live: LiveFiles, unused: int, subject: str) -> HeldSpace:
     return HeldSpace(
         partition.name,
         partition.bytes,
@@ -205,6 +231,7 @@ def _held(partition: Partition, live: LiveFiles, subject: str) -> HeldSpace:
         live.since,
         live.until,
         subject=subject,
+        reclaimable_bytes=unused,
     )
 
 

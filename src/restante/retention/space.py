@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from restante.database import partitions
 from restante.database.partitions import Partition, PartitionState
 from restante.database.pool import Connection, Database
@@ -12,6 +14,7 @@ from restante.retention import rules, store
 from restante.retention.disk import Disk
 from restante.retention.store import Relation
 from restante.retention.subjects import Account, RowSubject, Subjects
+from restante.retention.sweep import Sweep
 from restante.wire import PartitionSpaceView, SpaceView, TableSpaceView
 
 # Growth is measured over a week of samples.
@@ -125,6 +128,13 @@ def _partitions(
         if relation.name in names and relation.bytes is not None
     ]
     return sorted(measured, key=lambda one: (-one.bytes, one.name))
+
+
+async def status(space: SpaceAccount, sweep: Sweep) -> SpaceView:
+    """The account and the plan of the next sweep, at one moment by the database's clock."""
+    now = await sweep.now()
+    seen, plan = await space.look(now=now), await sweep.plan(now=now)
+    return msgspec.structs.replace(seen, plan=plan)
 
 
 class SpaceSamples(RowSubject):

@@ -220,8 +220,13 @@ class Sweep:
                 await _attempt(step, one, partial(self._delete, one=one, now=now))
         if is_done and not one.postponed:
             self._settled = frozenset(
-                found.name for found in picture.partitions if not found.is_locked
+                found.name
+                for found in picture.partitions
+                if not found.is_locked and self._is_past(found, now=now)
             )
+
+    def _is_past(self, partition: Partition, *, now: datetime) -> bool:
+        return self._subjects.of_partition(partition).is_past(partition, now=now)
 
     async def _picture(self, connection: Connection, *, now: datetime, closely: bool) -> Picture:
         """
@@ -236,7 +241,7 @@ class Sweep:
         ]
         found = await partitions.partitions_of(connection, self._subjects.partitioned_tables)
         past = [one for one in found if self._subjects.of_partition(one).is_looked_at(one, now=now)]
-        is_new = any(one.name not in self._settled for one in past)
+        is_new = any(one.name not in self._settled for one in past if self._is_past(one, now=now))
         is_emptied = any(
             subject.empties_partitions and sum(counts.values()) for subject, counts in due
         )

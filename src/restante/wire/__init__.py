@@ -54,6 +54,7 @@ from restante.wire.uploads import (
     IDEMPOTENCY_KEY as IDEMPOTENCY_KEY,
     MAX_IDEMPOTENCY_KEY as MAX_IDEMPOTENCY_KEY,
     Acked as Acked,
+    HeldFiles as HeldFiles,
     PendingUpload as PendingUpload,
     PendingUploads as PendingUploads,
     StagedFile as StagedFile,

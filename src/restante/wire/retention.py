@@ -29,6 +29,9 @@ class HeldSpace(Struct, frozen=True, omit_defaults=True, rename={"partition": "l
     since: datetime | None = None
     until: datetime | None = None
     subject: str = ""
+    reclaimable_bytes: Annotated[
+        int, Meta(description="How many of the bytes belong to no file that is kept.")
+    ] = 0
     action: Annotated[
         str, Meta(description="The step that a lock of another session prevents, if one does.")
     ] = ""
@@ -135,6 +138,9 @@ class PinView(Struct, frozen=True):
     way_out: str
     bytes: int
     seconds: float
+    workspace_id: Annotated[
+        UUID | None, Meta(description="The workspace that it names, if it names one.")
+    ] = None
 
 
 class SpaceView(Struct, frozen=True, kw_only=True, rename={"partitions": "leaves"}):
@@ -168,3 +174,7 @@ class SpaceView(Struct, frozen=True, kw_only=True, rename={"partitions": "leaves
         int, Meta(description="Messages are refused when all feeds would keep more than this.")
     ]
     pins: list[PinView]
+    plan: Annotated[
+        RetentionPlan | None,
+        Meta(description="What the next sweep does, what it frees, and what must stay."),
+    ] = None

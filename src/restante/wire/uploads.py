@@ -73,6 +73,16 @@ class Acked(Struct, frozen=True, omit_defaults=True):
     raced: bool = False
 
 
+class HeldFiles(Struct, frozen=True, kw_only=True):
+    """The files that are kept for one workspace: those that wait, and those it has acknowledged."""
+
+    waiting_files: int = 0
+    waiting_bytes: int = 0
+    waiting_until: Moment | None = None
+    acked_files: int = 0
+    acked_bytes: int = 0
+
+
 class UploadView(
     Struct, frozen=True, kw_only=True, rename={"mime_type": "mimeType", "partition": "leaf"}
 ):
