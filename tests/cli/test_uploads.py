@@ -101,17 +101,15 @@ async def test_the_list_is_oldest_first_and_never_truncated(dsn: str, examples: 
 
 async def test_the_list_can_be_filtered(dsn: str, examples: Examples):
     other = await make_workspace(examples.connection)
+    await examples.connection.execute("update workspaces set name = 'other' where id = $1", other)
 
     for state, file_id in zip(
         ("never_fetched", "fetched", "acked", "expired"), examples.ids, strict=True
     ):
         _, line = output_of(run(dsn, "list", "--state", state)).splitlines()
         assert line.startswith(str(file_id))
-    assert output_of(run(dsn, "list", "--workspace", other)) == "No uploads match.\n"
+    assert output_of(run(dsn, "list", "--workspace", "other")) == "No uploads match.\n"
     assert len(output_of(run(dsn, "list", "--workspace", examples.workspace_id)).splitlines()) == 5
-    assert f"Use the id: {other}, last seen" in error_of(run(dsn, "list", "--workspace", NAME))
-    await examples.connection.execute("update workspaces set name = 'x' where id = $1", other)
-    assert len(output_of(run(dsn, "list", "--workspace", NAME)).splitlines()) == 5
 
 
 async def test_an_incomplete_list_says_how_to_continue(dsn: str, examples: Examples):

@@ -22,7 +22,7 @@ from restante.feed import store as feed
 from restante.feed.store import Appended
 from restante.ids import WorkspaceId
 from restante.workspaces import store as workspaces
-from restante.workspaces.rules import Details
+from restante.workspaces.rules import ONLINE_WITHIN, Details
 
 pytestmark = pytest.mark.anyio
 
@@ -284,7 +284,8 @@ async def test_authentication_and_lists_do_not_read_the_card(tx: Tx):
         await tx.fetchrow(queries.get, workspace_id),
         await tx.fetchrow(queries.get_for_update, workspace_id),
         await tx.fetchrow(queries.by_token, hash_of("token")),
-        await tx.fetchrow(queries.page, UUID(int=0), 1),
+        await tx.fetchrow(queries.page, UUID(int=0), 1, ONLINE_WITHIN),
+        await tx.fetchrow(queries.recent, None, False, 1, ONLINE_WITHIN),
     ]
 
-    assert [row is not None and "agent_card" not in row for row in read] == [True] * 4
+    assert [row is not None and "agent_card" not in row for row in read] == [True] * 5
