@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,7 +13,7 @@ import pytest
 import structlog
 from aiohttp import ClientPayloadError
 from prometheus_client.parser import text_string_to_metric_families
-from sites import Site, SiteFactory
+from sites import ADMIN_TOKEN, Site, SiteFactory
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -138,6 +140,25 @@ async def metrics_of(site: Site) -> dict[tuple[str, ...], float]:
         assert answer.status == 200
         assert answer.content_type == "text/plain"
         return samples(await answer.text())
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
+@pytest.mark.parametrize("token", ["", ADMIN_TOKEN], ids=["anybody", "the operator"])
+async def test_promtool_finds_no_fault_with_the_metrics(site: Site, token: str):
+    """Their names, types and help follow the conventions of Prometheus, but for two units."""
+    await get(site, "/health")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with site.http.get("/metrics", headers=headers) as answer:
+        page = await answer.read()
+
+    done = await asyncio.to_thread(
+        subprocess.run, ["promtool", "check", "metrics"], input=page, capture_output=True
+    )
+
+    # An operator thinks of a disk in days.
+    in_days = {"molecule_oplog_days_until_full", "molecule_space_days_until_full"}
+    unit = 'use base unit "seconds" instead of "days"'
+    assert set(done.stderr.decode().splitlines()) == {f"{name} {unit}" for name in in_days}
 
 
 async def test_the_namespace_is_molecule_by_default(site: Site):
