@@ -63,7 +63,9 @@ async def make_old(db: Database, connection: Any) -> tuple[int, str]:
     """A table with two ops that are due."""
     pages = await make_pages(db)
     await write(connection, 1, 2)
-    return pages, await age(connection, pages, 20 * DAY)
+    old = await age(connection, pages, 20 * DAY)
+    await connection.execute(f"analyze {old}")  # counters are estimates
+    return pages, old
 
 
 async def read(db: Database) -> Page:
@@ -119,6 +121,11 @@ async def test_a_removal_that_was_killed_is_finished(
     table = await tables.find(connection, "pages")
     assert table is not None
     assert table.trimmed == last
+    assert await dropped_ops(connection) == 2
+
+
+async def dropped_ops(connection: Any) -> int:
+    return await connection.fetchval("select dropped_ops from op_tables")
 
 
 async def test_emptying_the_partition_in_use_is_tried_again(db: Database, connections: Connect):
@@ -259,3 +266,4 @@ async def test_a_pass_says_who_is_in_the_way_and_the_next_one_finishes(
     )
     await sweep_of(db).run(now=now())
     assert await state_of(connection, old) == "gone"
+    assert await dropped_ops(connection) == 2

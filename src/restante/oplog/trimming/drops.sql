@@ -15,13 +15,14 @@ select ulid, (select host from op_hosts where id = origin) as host
  limit 1;
 
 -- name: raise_marks
+-- If the detach had to wait, the mark is there already, and what goes was counted with it.
 update op_tables
    set floor_origin = case when $2 >= floor then $3 else floor_origin end,
        floor = greatest(floor, $2),
        trimmed = greatest(trimmed, $4),
-       dropped_ops = dropped_ops + $5,
-       dropped_bytes = dropped_bytes + $6,
-       dormant_ops = dormant_ops + case when $8 then $5 else 0 end,
+       dropped_ops = dropped_ops + case when trimmed < $4 then $5 else 0 end,
+       dropped_bytes = dropped_bytes + case when trimmed < $4 then $6 else 0 end,
+       dormant_ops = dormant_ops + case when trimmed < $4 and $8 then $5 else 0 end,
        dropped_at = $7
  where id = $1;
 
