@@ -276,9 +276,10 @@ Connect = Callable[[], Awaitable[Any]]
 
 async def is_waited_for(holder: Any) -> bool:
     """Whether another session waits for a lock that this one holds."""
+    # In a transaction pg_stat_activity shows only the sessions that there were at the first look.
     return await holder.fetchval(
-        "select exists (select from pg_stat_activity"
-        " where pg_backend_pid() = any(pg_blocking_pids(pid)))"
+        "select exists (select from pg_locks"
+        " where not granted and pg_backend_pid() = any(pg_blocking_pids(pid)))"
     )
 
 
@@ -313,18 +314,30 @@ async def stopped_pass(
     stop: Stop, sweep: Sweep, observer: "Tally", connect: Connect, partition: str
 ) -> AsyncIterator[tuple["asyncio.Task[SweepReport]", Any]]:
     """A pass that waits for the lock while inside; yields its task and the lock's holder."""
-    holder = await connect()
-    await holder.execute(f"begin; {stop.lock}")
+    holder = await in_the_way(stop, connect)
     passing = asyncio.create_task(sweep.run_observed(observer, now=utc_now()))
     try:
-        await until(lambda: is_waited_for(holder))
-        if stop.state == "detached":
-            holder = await _waiting_before_drop(holder, connect, partition)
+        holder = await until_stopped(stop, holder, connect, partition)
         yield passing, holder
     except BaseException:
         passing.cancel()
         raise
     await holder.execute("rollback")
+
+
+async def in_the_way(stop: Stop, connect: Connect) -> Any:
+    """A session that holds the lock."""
+    holder = await connect()
+    await holder.execute(f"begin; {stop.lock}")
+    return holder
+
+
+async def until_stopped(stop: Stop, holder: Any, connect: Connect, partition: str) -> Any:
+    """Wait until a pass waits in the step; returns the session that it waits for."""
+    await until(lambda: is_waited_for(holder))
+    if stop.state == "detached":
+        return await _waiting_before_drop(holder, connect, partition)
+    return holder
 
 
 async def _waiting_before_drop(holder: Any, connect: Connect, partition: str) -> Any:

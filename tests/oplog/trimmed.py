@@ -67,21 +67,21 @@ async def age(connection: Connection, table_id: int, by: timedelta) -> str:
     return name
 
 
-async def merge_past(connection: Connection, table_id: int) -> str:
+async def merge_past(connection: Connection, table_id: int, *, days_ahead: int = 0) -> str:
     """One wide partition instead of those of past days, as if nobody had limited the log then."""
-    log, today = f"ops_{table_id}", floor(datetime.now(UTC), DAY)
+    log, end = f"ops_{table_id}", floor(datetime.now(UTC), DAY) + days_ahead * DAY
     async with connection.transaction():
         await connection.execute(
             f"create temp table past on commit drop as"
             f" select * from restante.{log} where arrived_at < $1",
-            today,
+            end,
         )
         for one in await partitions.partitions_of(connection, [OPS]):
-            if one.parent == log and one.span and one.span.end <= today:
+            if one.parent == log and one.span and one.span.end <= end:
                 await connection.execute(f"drop table restante.{one.name}")
         await connection.execute(
             f"create table restante.{log}_wide partition of restante.{log}"
-            f" for values from ('{today - 60 * DAY}') to ('{today}')"
+            f" for values from ('{end - 60 * DAY}') to ('{end}')"
         )
         await connection.execute(f"insert into restante.{log} select * from past")
     return f"{log}_wide"

@@ -3,17 +3,17 @@
 import asyncio
 import os
 import platform
-import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from restante.cli.display import Display, display_for
+from restante.cli.interrupting import until_interrupted
 from restante.cli.output import Console
 from restante.errors import BadRequest, NotAuthenticated, RestanteError
 from restante.text import number_of_files
@@ -107,7 +107,7 @@ def connect(
     _client(root, address)  # refuse a wrong URL before creating the folder
     with Folder.open(root, into) as folder, display_for(Console()) as display:
         client = _client(folder.root, address)
-        left = asyncio.run(_until_interrupted(_receive(client, folder, display, options)))
+        left = asyncio.run(until_interrupted(_receive(client, folder, display, options)))
     display.summary()
     if left is None and once:
         sys.exit(130)
@@ -191,15 +191,3 @@ async def _rename(client: "AsyncClient", display: Display, name: str) -> None:
         raise
     except RestanteError as error:
         display.warn(f"the workspace was not renamed. {error}")
-
-
-async def _until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
-    """The result, or None after Ctrl-C or SIGTERM; the next run resumes unfinished work."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        return None

@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 from rich.progress import BarColumn, Progress as Bars, TaskProgressColumn, TextColumn
 
 from restante.cli.flags import DATABASE, flags_for, operator_for
+from restante.cli.interrupting import INTERRUPTED
 from restante.cli.output import Console, json_text, shown_bytes
 from restante.errors import BadRequest
 
@@ -29,7 +30,6 @@ Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 # Neither a success nor a failure of the command.
 NOT_ALL = 3
-INTERRUPTED = 130
 
 
 def register(app: App) -> None:

@@ -11,6 +11,7 @@ from cyclopts.validators import Number
 
 from restante.cli import oplog_verify
 from restante.cli.flags import DATABASE, flags_for
+from restante.cli.interrupting import INTERRUPTED, until_interrupted
 from restante.cli.output import Console, json_text, shown_bytes
 from restante.text import printable
 from restante.wire.oplog_reset import PeerLoss, ResetPlan, ResetReport, ResetTable, SeededCursor
@@ -74,11 +75,13 @@ def reset(
     from restante.oplog.resetting.plan import Wanted
 
     wanted = Wanted(tuple(table or ()), evict, wait_seconds)
-    try:
-        plan, report = asyncio.run(_reset(from_, wanted, flags, acts=yes, quiet=json))
-    except KeyboardInterrupt:
+    done = asyncio.run(
+        until_interrupted(_reset(from_, wanted, flags, acts=yes, quiet=json)),
+    )
+    if done is None:
         print("Stopped; the same command goes on from here.", file=sys.stderr)
-        raise
+        sys.exit(INTERRUPTED)
+    plan, report = done
     if json:
         print(json_text(report or plan, indent=2))
     elif report is not None:
