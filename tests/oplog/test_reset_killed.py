@@ -95,10 +95,9 @@ async def test_a_reset_that_is_killed_in_any_step_is_finished_by_the_next(
     await assert_the_next_finishes(a, b)
 
 
-@pytest.mark.parametrize(
-    "step",
-    ["empty", pytest.param("copy", marks=only_in_soak), pytest.param("swap", marks=only_in_soak)],
-)
+@pytest.mark.soak
+@soak.only_long
+@pytest.mark.parametrize("step", ["empty", "copy", "swap"])
 async def test_a_reset_that_is_killed_at_the_partition_in_use_is_finished_by_the_next(
     nodes: tuple[Member, Member, str], connect: Any, step: str
 ):

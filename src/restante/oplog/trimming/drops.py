@@ -119,11 +119,7 @@ async def older_part(drop: Drop, *, most: Position | None, work: Work) -> str | 
     if last is None:
         return "nothing of it may go yet"
     copy = f"{drop.log.parent}_{drop.now:{_NOT_A_START}}"
-    async with transaction(connection) as tx:
-        await tx.execute(queries.no_statement_timeout)
-        await _create_copy(tx, drop, copy)
-        statement = _of(queries.copy_after, drop.partition, copy)
-        await tx.execute(statement, *_values(last), below.era, below.xid)
+    await _create_copy(connection, drop, copy)
 
     async def attempt() -> str | None:
         async with transaction(connection) as tx:
@@ -139,6 +135,7 @@ async def older_part(drop: Drop, *, most: Position | None, work: Work) -> str | 
 
     reason: str | None = "it was not used"
     try:
+        await _fill(connection, drop.partition, copy, (*_values(last), below.era, below.xid))
         reason = await _often(attempt)
     finally:
         if reason and not connection.is_closed():
@@ -151,18 +148,33 @@ async def older_part(drop: Drop, *, most: Position | None, work: Work) -> str | 
     return None
 
 
-async def _create_copy(tx: Tx, drop: Drop, copy: str) -> None:
-    """A table for the rest; its constraint spares a scan when it takes its place."""
+async def _create_copy(connection: Connection, drop: Drop, copy: str) -> None:
+    """
+    A table for the rest; its constraint spares a scan when it takes its place.
+
+    It is committed before anything is in it.  A crash of Postgres leaves the files of a table that
+    was not, and nobody would find them.
+    """
     span = drop.partition.span
     assert span is not None  # noqa: S101 - it is attached
-    await tx.execute(
-        f"create table {sql.quoted(copy)} (like {sql.quoted(drop.log.parent)} including all)"
-    )
-    await tx.execute(
-        f"alter table {sql.quoted(copy)} add constraint bounds check ("
-        f"table_id = {drop.log.table_id:d} and arrived_at >= '{span.start.isoformat()}' "
-        f"and arrived_at < '{span.end.isoformat()}')"
-    )
+    async with transaction(connection) as tx:
+        await tx.execute(
+            f"create table {sql.quoted(copy)} (like {sql.quoted(drop.log.parent)} including all)"
+        )
+        await tx.execute(
+            f"alter table {sql.quoted(copy)} add constraint bounds check ("
+            f"table_id = {drop.log.table_id:d} and arrived_at >= '{span.start.isoformat()}' "
+            f"and arrived_at < '{span.end.isoformat()}')"
+        )
+
+
+async def _fill(
+    connection: Connection, partition: Partition, copy: str, bounds: Sequence[object]
+) -> None:
+    """Copy what stays and is committed, however long that takes."""
+    async with transaction(connection) as tx:
+        await tx.execute(queries.no_statement_timeout)
+        await tx.execute(_of(queries.copy_after, partition, copy), *bounds)
 
 
 async def _replace(tx: Tx, drop: Drop, copy: str) -> None:
