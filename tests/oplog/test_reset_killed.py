@@ -17,7 +17,7 @@ from oplog.killed import STOP_KEY, command, ended, interrupt, kill, make_stop_in
 from oplog.meshes import Member, converge, join, mesh
 from oplog.resets import FILL, clock, planned_with, reset
 from oplog.test_trimming_interrupted import stops_of
-from oplog.trimmed import DAY, age
+from oplog.trimmed import DAY, age, count_ops
 from sweeps import Stop, in_the_way, state_of, until_stopped
 
 from restante.oplog.remote import Remote
@@ -40,9 +40,7 @@ async def nodes(cluster: str, tmp_path: Path) -> AsyncIterator[tuple[Member, Mem
         old = await age(a.sql, 1, 20 * DAY)
         await a.sql.execute("update notes set body = 'new' where size < 10")
         await converge(a, b)
-        # Counters are estimates, from statistics that a session reports when it has time.
-        await a.sql.execute("select pg_stat_force_next_flush()")
-        await a.sql.execute(f"analyze {LOG}")
+        await count_ops(a.sql, LOG)
         yield a, b, old
 
 

@@ -87,6 +87,12 @@ async def merge_past(connection: Connection, table_id: int, *, days_ahead: int =
     return f"{log}_wide"
 
 
+async def count_ops(connection: Connection, table: str) -> None:
+    """Let Postgres know how many ops there are: what a session has written it reports later."""
+    await connection.execute("select pg_stat_force_next_flush()")
+    await connection.execute(f"analyze {table}")
+
+
 async def last_position(connection: Connection, table_id: int) -> Position:
     row = await connection.fetchrow(
         "select era, xid, ulid, n from restante.ops where table_id = $1"
