@@ -82,6 +82,10 @@ class Connect:
         assert found is not None, f"{text!r} was not printed within {seconds} s:\n{self.said}"
         return found
 
+    def until_received(self, name: str) -> str:
+        """Wait for the line of a received file, and return it."""
+        return self.until_said(f"B  {name}")
+
     @property
     def pid(self) -> int:
         assert self.process is not None

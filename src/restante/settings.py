@@ -21,7 +21,14 @@ from restante.secret_files import FILE_VARIABLES, with_secrets
 PREFIX = "RESTANTE_"
 
 # Variables of the client commands; a server ignores them.
-CLIENT_VARIABLES = frozenset({"RESTANTE_URL", "RESTANTE_TOKEN", "RESTANTE_CONNECT_MAX_FILE_BYTES"})
+CLIENT_VARIABLES = frozenset(
+    {
+        "RESTANTE_URL",
+        "RESTANTE_TOKEN",
+        "RESTANTE_NEW_TOKEN",
+        "RESTANTE_CONNECT_MAX_FILE_BYTES",
+    }
+)
 
 # Set by `restante connect` for the commands it runs; those may run `restante` themselves.
 COMMAND_VARIABLES = frozenset(

@@ -62,12 +62,13 @@ def error_of(outcome: Outcome) -> str:
 async def test_each_accepted_file_is_printed_on_a_line(caller: Caller, letter: Path):
     done = await send(caller.site.url, caller.id, letter, letter, token=caller.token)
 
-    lines = done.stdout.splitlines()
     assert (done.code, done.stderr) == (0, "")
-    assert len(lines) == 2
-    for line in lines:
-        assert line.startswith("accepted a letter.txt (13 B): platform-pending:" + caller.id)
-    assert await waiting(caller) == ["a_letter.txt"] * 2
+    assert done.stdout.splitlines() == [
+        "sent            13 B  a letter.txt",
+        "sent            13 B  a letter.txt as a letter (2).txt",
+        "2 files sent, 26 B.",
+    ]
+    assert sorted(await waiting(caller)) == ["a_letter.txt", "a_letter__2_.txt"]
 
 
 async def test_json_lists_the_accepted_files(caller: Caller, letter: Path):
@@ -91,8 +92,10 @@ async def test_more_files_than_fit_into_one_request(caller: Caller, tmp_path: Pa
 
     done = await send(caller.site.url, caller.id, *paths)
 
-    names = [line.split()[1] for line in done.stdout.splitlines()]
+    *lines, summary = done.stdout.splitlines()
+    names = [line.split()[-1] for line in lines]
     assert (done.code, done.stderr) == (0, "")
+    assert summary.startswith(f"{len(paths)} files sent, {len(paths)} B")
     assert names == [path.name for path in paths]
     assert sorted(await waiting(caller)) == names
 
@@ -292,15 +295,13 @@ async def test_all_files_are_checked_before_the_first_is_sent(
     with (tmp_path / "big").open("wb") as big:
         big.truncate(MAX_FILE_BYTES + 1)
 
-    missing, directory, large, none = await asyncio.gather(
+    missing, large, none = await asyncio.gather(
         send(caller.site.url, caller.id, letter, tmp_path / "missing"),
-        send(caller.site.url, caller.id, letter, tmp_path),
         send(caller.site.url, caller.id, letter, tmp_path / "big"),
         send(caller.site.url, caller.id),
     )
 
     assert f"{tmp_path / 'missing'} is not there" in error_of(missing)
-    assert "is not a file" in error_of(directory)
     assert f"big has {MAX_FILE_BYTES + 1} bytes" in error_of(large)
     assert "which files" in error_of(none)
     assert await waiting(caller) == []
@@ -327,7 +328,7 @@ COLOURED = re.compile(r"\x1b\[[0-9;]*(3[0-9]|4[0-9]|9[0-7])[0-9;]*m")
 
 
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colours", "none"])
-async def test_a_terminal_shows_a_progress_bar_and_honours_no_color(
+async def test_a_terminal_shows_a_live_line_and_honours_no_color(
     caller: Caller, letter: Path, environment: dict[str, str]
 ):
     seen = await asyncio.to_thread(
@@ -338,8 +339,9 @@ async def test_a_terminal_shows_a_progress_bar_and_honours_no_color(
         **environment,
     )
 
-    assert "13/13 bytes" in seen
-    assert "accepted a letter.txt" in seen
+    assert "sending 1 of 1 file · " in seen
+    assert "            13 B  a letter.txt\r\n" in seen
+    assert "\x1b[2K1 file sent, 13 B" in seen  # the live line is erased before
     assert bool(COLOURED.search(seen)) is not bool(environment)
 
 

@@ -99,7 +99,7 @@ async def test_an_agent_tells_its_user_something(caller: Caller, folder: Path, t
     assert [(one.code, one.stderr) for one in told] == [(0, "")] * 4
     assert [one.stdout for one in told] == [
         f"{line}\n",
-        f"{line} with 2 files\n",
+        f"sent             1 B  a.txt\nsent             1 B  b.txt\n{line}\n",
         f"{line}\n",
         f"{line}\n",
     ]

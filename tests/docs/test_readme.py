@@ -81,10 +81,10 @@ def test_a_laptop_is_connected_and_sent_to_as_it_is_written(server: Server, tmp_
         assert connected.stdout is not None
         until_said(connected.stdout, "Files appear in")
         subprocess.run(send.split(), cwd=tmp_path, env=environment, check=True, timeout=60)
-        said = until_said(connected.stdout, "received README.md")
+        assert until_said(connected.stdout, "received").endswith("B  README.md\n")
         connected.terminate()
 
-    assert Path(said.rpartition(": ")[2].strip()).read_bytes() == README.read_bytes()
+    assert (tmp_path / "inbox" / "README.md").read_bytes() == README.read_bytes()
 
 
 def test_a_conversation_works_as_it_is_written(server: Server, tmp_path: Path):

@@ -215,7 +215,7 @@ def test_it_reconnects_after_a_network_outage(office: Office, proxy: Proxy, ana:
     ana.until_said("cannot be reached: Connection refused. Trying again")
     proxy.restore()
 
-    ana.until_said("Connected again.")
+    ana.until_said("Online again.")
     assert_arrived_once(office, ana, LETTER, NOTE)
 
 

@@ -139,7 +139,7 @@ sys.exit(len(tries.read_text().splitlines()) < 3)
         connect.until_said("not taken: note.txt:")
         assert office.waiting(ana) == {NOTE.name}
         office.until_nothing_waits(ana)
-        connect.until_said("received note.txt")
+        connect.until_received("note.txt")
 
     assert f"{sys.executable} ended with status 1." in connect.said
     tries = (ana.root / "tries").read_text().splitlines()
@@ -190,7 +190,7 @@ sys.exit(not failed_before)
 def test_a_command_may_leave_a_process_running(office: Office, ana: Connect):
     with running(ana, "--exec", "sh -c 'sleep 60 & echo $! >&2; exit 0'") as connect:
         office.send(ana, NOTE)
-        connect.until_said("received note.txt")
+        connect.until_received("note.txt")
         left = int(next(line for line in connect.said.splitlines() if line.strip().isdigit()))
         os.kill(left, SIGKILL)
 
@@ -422,28 +422,28 @@ class Terminal:
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-8][0-9;]*m")
 
 
-def test_a_terminal_shows_a_bar_the_speed_and_the_total(office: Office, proxy: Proxy, folder: Path):
+def test_a_terminal_shows_a_live_line_that_goes_away(office: Office, proxy: Proxy, folder: Path):
     with Connect(folder, proxy.address).start() as ana:
         ana.stop()
     proxy.weather = stalled_files(2 * MIB)
     with Terminal(ana) as terminal:
         office.send(ana, LETTER)
-        terminal.until_shown("2.0/3.0 MiB")
-        assert "━" in terminal.shown
+        terminal.until_shown("receiving 1 of 1 file · 66 % · 2.0 MiB of 3.0 MiB")
         proxy.weather = calm
         proxy.drop()
-        terminal.until_shown("received letter.bin")
-        terminal.until_shown("1 files")
+        terminal.until_shown("3.0 MiB  letter.bin")
+        terminal.until_shown("waiting · 1 file, 3.0 MiB received")
 
     assert COLOUR.search(terminal.shown)
-    assert terminal.shown.endswith("1 file received, 3.0 MiB.\r\n")
+    # It is erased: the summary is where it was.
+    assert terminal.shown.endswith("\x1b[2K1 file received, 3.0 MiB.\r\n")
     assert "\x1b[?25h" in terminal.shown  # the cursor is back
 
 
 def test_no_color_is_respected(office: Office, ana: Connect):
     with Terminal(ana, NO_COLOR="1") as terminal:
         office.send(ana, NOTE)
-        terminal.until_shown("received note.txt")
+        terminal.until_shown("1 B  note.txt")
 
     assert not COLOUR.search(terminal.shown)
 
@@ -451,7 +451,7 @@ def test_no_color_is_respected(office: Office, ana: Connect):
 def test_a_dumb_terminal_gets_plain_lines(office: Office, ana: Connect):
     with Terminal(ana, TERM="dumb") as terminal:
         office.send(ana, NOTE)
-        terminal.until_shown("received note.txt")
+        terminal.until_shown("1 B  note.txt")
 
     assert "\x1b" not in terminal.shown
 
@@ -460,7 +460,7 @@ def test_a_pipe_gets_plain_lines(office: Office, ana: Connect):
     with running(ana) as connect:
         office.send(ana, NOTE)
         office.say(ana, message(parts=[{"kind": "text", "text": "\x1b[31mred\r\nalert"}]))
-        connect.until_said("received note.txt")
+        connect.until_received("note.txt")
         connect.until_said("message message/send")
 
     assert "\x1b" not in connect.said

@@ -85,7 +85,7 @@ def test_a_file_that_does_not_fit_does_not_stop_smaller_ones(
     Filler(disk, leave=MIB)
     office.send(ana, LETTER, NOTE)
 
-    ana.until_said("received note.txt")
+    ana.until_received("note.txt")
 
     assert ana.names() == [NOTE.name]
     assert office.waiting(ana) == {LETTER.name}
@@ -122,7 +122,7 @@ def test_an_ack_that_cannot_be_recorded_is_repeated(
     assert "progress.sqlite" in ana.until_said(NO_SPACE)
 
     filler.remove()
-    ana.until_said("received note.txt")
+    ana.until_received("note.txt")
     assert_arrived_once(office, ana, NOTE)
 
 

@@ -196,7 +196,7 @@ LIES: dict[str, tuple[dict[str, Saying], str]] = {
     ),
     "later": (
         {"feed": always(http(503, {"error": "Busy.", "code": "not_ready"}, retry_after="9" * 30))},
-        "Busy. Trying again, first in",
+        "Busy. Trying again.",
     ),
     "a longer file": (
         {"content": always(content(CONTENT + b"more"))},
@@ -449,7 +449,7 @@ async def test_it_continues_when_the_server_is_honest_again(root: Path):
             del server.says["feed"]
             await asyncio.to_thread(ana.until_said, "not taken: report.pdf")
             del server.says["content"]
-            await asyncio.to_thread(ana.until_said, "received report.pdf")
+            await asyncio.to_thread(ana.until_received, "report.pdf")
 
     assert ana.path_of(NAME).read_bytes() == CONTENT
     assert len(server.acked) == 1

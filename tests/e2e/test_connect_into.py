@@ -55,7 +55,7 @@ def test_files_appear_under_their_own_names(office: Office, ana: Connect, into: 
     office.send(ana, LETTER, NOTE)
 
     assert_arrived_once(office, ana, into, LETTER, NOTE)
-    ana.until_said(f"received {LETTER.name} (3.0 MiB): {into / LETTER.name}")
+    assert ana.until_received(LETTER.name) == f"received     3.0 MiB  {LETTER.name}\n"
 
 
 @pytest.mark.parametrize("answers", [False, True])

@@ -150,7 +150,7 @@ def test_files_of_an_answer_wait_for_the_user(office: Office, ana: Connect, tmp_
         told = restante("notify", "Done.", "--file", tmp_path / "result.txt", "--dir", ana.root)
         assert told.code == 0, told
         office.send(ana, Bytes("for-ana.txt", b"n"))
-        connect.until_said("received for-ana.txt")
+        connect.until_received("for-ana.txt")
 
     assert restante("connect", "--dir", ana.root, "--once").code == 0
     assert ana.names() == ["for-ana.txt"]
@@ -172,7 +172,7 @@ def test_files_of_an_answer_wait_for_the_user_after_the_progress_was_lost(
     second = restante("connect", "--dir", ana.root, "--once")
 
     assert [told.code, first.code, second.code] == [0, 0, 0], (told, first, second)
-    assert "received result.txt" not in second.stdout
+    assert "result.txt" not in second.stdout
     assert ana.names() == []
     assert office.waiting(ana) == {"result.txt"}
 
@@ -184,7 +184,7 @@ def test_behind_a_failing_message_it_does_not_fetch_its_own_files(office: Office
         connect.until_said("false ended with status 1")
         office.owner(ana).notify("Done.", files=[Bytes("result.txt", b"r")])
         office.send(ana, Bytes("for-ana.txt", b"n"))
-        connect.until_said("received for-ana.txt")
+        connect.until_received("for-ana.txt")
 
     assert ana.names() == ["for-ana.txt"]
     assert office.waiting(ana) == {"result.txt"}

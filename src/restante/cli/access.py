@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from restante import wire
+from restante.cli.lines import shell_command
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId, as_uuid
 from restante.secret_files import with_secrets
@@ -80,15 +81,28 @@ class Access:
             return None
 
 
-def client_of_folder(folder: Path) -> "AsyncClient":
+def client_of_folder(folder: Path, access: Access) -> "AsyncClient":
     """A client with the workspace and the token of a connected folder."""
+    from restante.client.addresses import server_url
     from restante.client.aio import AsyncClient
     from restante.client.folder import kept_credentials
 
     kept = kept_credentials(folder)
     if kept is None:
         raise BadRequest(f"{folder} is not connected: run `restante connect` there first.")
+    if access.token is not None:
+        raise BadRequest(f"{folder} has its own token: leave out --token, or --dir.")
+    if access.url is not None and server_url(access.url) != kept.url:
+        raise BadRequest(
+            f"{folder} belongs to a workspace at {kept.url}: leave out --url, or --dir."
+        )
     return AsyncClient.of(kept)
+
+
+def send_hint(client: "AsyncClient", folder: Path) -> str:
+    """A command that sends to this workspace, and needs no other token than that of its folder."""
+    words = ["send", str(client.workspace_id), "--message", "hello", "--dir", str(folder)]
+    return shell_command(words)
 
 
 def _default_directory() -> Path | None:

@@ -1,7 +1,6 @@
 """`restante connect`: receive files and messages for a workspace into a folder."""
 
 import asyncio
-import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -12,10 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
+from restante.cli.access import send_hint
+from restante.cli.credentials import Target, credentials_for, given_token, new_server
 from restante.cli.display import Display, display_for
 from restante.cli.interrupting import until_interrupted
 from restante.cli.output import Console
-from restante.errors import BadRequest, NotAuthenticated, RestanteError
+from restante.errors import (
+    AnswerInvalid,
+    BadRequest,
+    NotAuthenticated,
+    RestanteError,
+    ServerRefused,
+    ServerUnreachable,
+    WorkspaceUnknown,
+)
 from restante.text import number_of_files
 
 if TYPE_CHECKING:
@@ -35,6 +44,8 @@ def connect(
     dir: Path | None = None,  # noqa: A002 - the flag's name
     into: Path | None = None,
     name: str | None = None,
+    moved: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    new_token: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     once: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     exec: str | None = None,  # noqa: A002 - the flag's name
     on_message: str | None = None,
@@ -64,7 +75,8 @@ def connect(
     Parameters
     ----------
     url
-        The server's URL. Not needed for a folder that was connected before. [env: RESTANTE_URL]
+        The server's URL. Not needed for a folder that was connected before, which also ignores the
+        variable. [env: RESTANTE_URL]
     dir
         The folder. [default: the directory of --into, else the current one]
     into
@@ -72,6 +84,12 @@ def connect(
         if that exists. No file is replaced.
     name
         A display name for the workspace. [default: this machine's name]
+    moved
+        The server of this folder has moved to the URL: check that it knows the workspace, store the
+        new address, and receive.
+    new_token
+        The workspace has a new token: read it from RESTANTE_NEW_TOKEN or from standard input, check
+        and store it, and receive.
     once
         Receive what is waiting, then exit: 0 if everything was received, 1 if not.
     exec
@@ -102,12 +120,11 @@ def connect(
         answers=reply,
         max_file_bytes=max_file_bytes,
     )
-    root = dir or into or Path()
-    address = url or os.environ.get("RESTANTE_URL") or None
-    _client(root, address)  # refuse a wrong URL before creating the folder
-    with Folder.open(root, into) as folder, display_for(Console()) as display:
-        client = _client(folder.root, address)
-        left = asyncio.run(until_interrupted(_receive(client, folder, display, options)))
+    target = Target(url, dir, into, is_moved=moved, new_token=given_token() if new_token else None)
+    _client(target)  # refuse a wrong URL before creating the folder
+    with Folder.open(target.root, into) as folder, display_for(Console()) as display:
+        work = _receive(target, folder, display, options)
+        left = asyncio.run(until_interrupted(work))
     display.summary()
     if left is None and once:
         sys.exit(130)
@@ -131,42 +148,29 @@ class _Options:
     max_file_bytes: int | None
 
 
-def _client(root: Path, url: str | None) -> "AsyncClient":
+def _client(target: Target) -> "AsyncClient":
     """A client for the workspace of this folder, or one that is not registered yet."""
-    from restante.client.addresses import server_url
     from restante.client.aio import AsyncClient
-    from restante.client.folder import kept_credentials
 
-    kept = kept_credentials(root)
-    if kept is None:
-        if url is None:
-            raise BadRequest("Say which server to connect to, for example http://127.0.0.1:8080.")
-        return AsyncClient(url)
-    if url is not None and server_url(url) != kept.url:
-        raise BadRequest(
-            f"{root} belongs to a workspace at {kept.url}: use another --dir for {server_url(url)}."
-        )
-    return AsyncClient.of(kept)
+    credentials = credentials_for(target)
+    return AsyncClient.of(credentials) if credentials else AsyncClient(new_server(target))
 
 
-async def _receive(
-    client: "AsyncClient", folder: "Folder", display: Display, options: _Options
-) -> int:
+async def _receive(target: Target, folder: "Folder", display: Display, options: _Options) -> int:
     """Register if necessary, then receive; returns how many files could not be received."""
     from restante.client.addresses import is_exposed
     from restante.client.receiving import Handlers, Receiver
 
-    async with client:
+    async with _client(target) as client:
         if is_exposed(client.url):
             display.warn(
                 f"{client.url} is not encrypted: others on the network can read the token "
                 "and the files."
             )
         is_known = client.is_registered
-        if not is_known:
-            name = options.name or platform.node() or "workspace"
-            folder.keep(await client.register(name, registration_token=options.registration_token))
+        await _introduce(client, target, folder, options)
         display.began(client.url, client.workspace_id, folder.new_files.path)
+        display.hint(send_hint(client, folder.root))
         handlers = Handlers(options.file_command, options.message_command, options.answers)
         receiver = Receiver(client, folder, display, handlers, max_bytes=options.max_file_bytes)
         try:
@@ -176,9 +180,42 @@ async def _receive(
         except NotAuthenticated as error:
             raise NotAuthenticated(
                 f"{client.url} no longer accepts the token of this workspace: it was replaced or "
-                f"revoked, or the workspace was removed. Write a new token into "
-                f"{folder.credentials_path}, or use another --dir to register again."
+                f"revoked, or the workspace was removed. If you have a new token, run "
+                f"`{target.command('--new-token')}`, which asks for it; otherwise use another "
+                "--dir to register again."
             ) from error
+
+
+async def _introduce(
+    client: "AsyncClient", target: Target, folder: "Folder", options: _Options
+) -> None:
+    """Register, or check a new address or token; store what the server has accepted."""
+    from restante.client.connection import speaks_tls
+
+    credentials = credentials_for(target)
+    try:
+        if credentials is None:
+            name = options.name or platform.node() or "workspace"
+            folder.keep(await client.register(name, registration_token=options.registration_token))
+        elif target.is_changed:
+            await _check(client)
+            folder.keep(credentials)
+    except (AnswerInvalid, ServerRefused, ServerUnreachable) as error:
+        if not error.facts.get("is_unsent") and await speaks_tls(client.url):
+            encrypted = client.url.replace("http:", "https:", 1)
+            raise BadRequest(f"{client.url} expects TLS. Its address is {encrypted}.") from error
+        raise
+
+
+async def _check(client: "AsyncClient") -> None:
+    """Raise unless the server knows this workspace with this token; others are refused here."""
+    try:
+        await client.heartbeat()
+    except (NotAuthenticated, WorkspaceUnknown) as error:
+        raise NotAuthenticated(
+            f"{client.url} does not accept this token for the workspace {client.workspace_id}. "
+            "The folder is unchanged."
+        ) from error
 
 
 async def _rename(client: "AsyncClient", display: Display, name: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from restante import wire
+from restante.cli.lines import INDENT_COLUMNS
 from restante.cli.output import shown_bytes
 from restante.text import printable
 
@@ -16,7 +17,8 @@ _MAX_NAMES = 10
 def line_of(row: wire.ActivityRow, *, agent: str) -> str:
     """When, who and what; `agent` is what to call the workspace itself.  Raises AnswerInvalid."""
     said = printable(f"{_who(row, agent)}: {_what(row)}")
-    return f"{row.seq:>6}  {row.created_at:%Y-%m-%d %H:%M:%S}  {said}"
+    number = f"{row.seq:>{INDENT_COLUMNS - 2}}"
+    return f"{number}  {row.created_at:%Y-%m-%d %H:%M:%S}  {said}"
 
 
 def _who(row: wire.ActivityRow, agent: str) -> str:

@@ -1,32 +1,27 @@
-"""The output of `restante connect`: a live display on a terminal, plain lines elsewhere."""
+"""The output of `restante connect`: a live line on a terminal, plain lines elsewhere."""
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TransferSpeedColumn,
-)
+from rich.console import Console
 from rich.text import Text
 
-from restante.cli.output import shown_bytes
+from restante.cli.lines import broken_command, fitting, print_file
+from restante.cli.live import Speed, Transfer, live_line
+from restante.cli.output import shown_bytes, shown_seconds
 from restante.errors import RestanteError
 from restante.text import number_of_files, printable
 
 if TYPE_CHECKING:
     from restante.client.fetching import WaitingFile
 
-
-_MAX_BAR_NAME = 60
+# The protocol's form of a name; the digits say nothing to a person.
+_WITH_DIGITS = re.compile(r"[0-9a-f]{32}-.+", re.DOTALL)
 
 
 class Display:
@@ -35,20 +30,36 @@ class Display:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last_error = ""
+        self._is_offline = False
+        self._waiting_files = 0
         self.files = 0
         self.bytes = 0
+        self.messages = 0
 
     def line(self, text: str, style: str = "") -> None:
-        """Print one line, without markup and without control characters."""
+        """Print a text without markup and control characters; a terminal breaks it at spaces."""
         self._console.print(
-            printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
+            printable(text),
+            style=style,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            soft_wrap=not self._console.is_terminal,
         )
 
     def began(self, url: str, workspace_id: UUID, folder: Path) -> None:
-        """The workspace, its folder, and how to send to it."""
-        self.line(f"Workspace {workspace_id} at {url}")
+        """The workspace, its server and its folder."""
+        self.line(f"Workspace {workspace_id}")
+        self.line(f"Connected to {url}")
         self.line(f"Files appear in {folder}")
-        self.line(f"Send one with: restante send {workspace_id} FILE --url {url}", style="dim")
+
+    def hint(self, command: str) -> None:
+        """A command to try, which can be copied."""
+        self.line("Try it in another terminal:")
+        is_broken = self._console.is_terminal
+        width = self._console.width - 2
+        for line in broken_command(command, width) if is_broken else [command]:
+            self._console.print(Text(printable(f"  {line}")), soft_wrap=True)
 
     def warn(self, sentence: str) -> None:
         """A problem that does not stop us."""
@@ -56,8 +67,14 @@ class Display:
 
     def summary(self) -> None:
         """The totals, at the end."""
-        files = number_of_files(self.files)
-        self.line(f"{files} received, {shown_bytes(self.bytes)}.")
+        messages = {0: "", 1: " 1 message."}.get(self.messages, f" {self.messages} messages.")
+        self.line(f"{number_of_files(self.files)} received, {shown_bytes(self.bytes)}.{messages}")
+
+    def queued(self, files: int, size: int) -> None:
+        """How many files wait, and their bytes; several are announced when they come."""
+        if files > 1 and not self._waiting_files:
+            self.line(f"{files} files are waiting, {shown_bytes(size)}.")
+        self._waiting_files = files
 
     def arriving(self, file: "WaitingFile") -> None:
         """A download begins."""
@@ -72,7 +89,9 @@ class Display:
         """The file is on disk and acknowledged."""
         self.files += 1
         self.bytes += file.size
-        self.line(f"received {file.original_name} ({shown_bytes(file.size)}): {path}")
+        is_for_people = not self._console.is_terminal or not _WITH_DIGITS.fullmatch(path.name)
+        renamed = path.name if is_for_people else ""
+        print_file(self._console, "received", file.size, file.original_name, renamed=renamed)
 
     def gone(self, file: "WaitingFile") -> None:
         """The file was announced but can no longer be fetched."""
@@ -84,6 +103,7 @@ class Display:
 
     def message(self, method: str, text: str) -> None:
         """A message was received and its command, if any, succeeded."""
+        self.messages += 1
         self.line(f"message {method}: {text}")
 
     def answered(self, text: str) -> None:
@@ -122,83 +142,93 @@ class Display:
         """A line of a command's output."""
         self.line(f"  {line}", style="dim")
 
-    def waiting(self, error: RestanteError, seconds: float) -> None:
+    def waiting(self, error: RestanteError, seconds: float) -> None:  # noqa: ARG002 - the live line's
         """A temporary error; the same one is printed once."""
+        from restante.client.retry import is_retryable
+
         if str(error) != self._last_error:
-            self.line(f"{error} Trying again, first in {max(seconds, 1):.0f} s.", style="red")
+            self._is_offline = is_retryable(error)
+            self.line(f"{self._state.capitalize()}: {error} Trying again.", style="red")
         self._last_error = str(error)
+
+    @property
+    def _state(self) -> str:
+        return "offline" if self._is_offline else "paused"
 
     def connected(self) -> None:
         """The server answers again."""
         if self._last_error:
-            self.line("Connected again.", style="green")
+            self.line("Online again." if self._is_offline else "Going on.", style="green")
         self._last_error = ""
 
 
 class LiveDisplay(Display):
-    """The same lines, above a progress bar for the current file and a line with the totals."""
+    """The same lines, above one with the current state."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console)
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            console=console,
+        self._clock = clock
+        self._speed = Speed()
+        self._name: str | None = None
+        self._received = self._size = 0  # of the current file
+        # Since nothing was waiting.
+        self._done_files = self._done_bytes = self._waiting_bytes = 0
+        self._retry_at = 0.0
+
+    def live(self, columns: int) -> str:
+        """The line for now."""
+        if self._last_error:
+            left = max(self._retry_at - self._clock(), 0)
+            again = f"trying again in {shown_seconds(left)}" if left >= 0.5 else "trying again"
+            return fitting([self._state, again, self._last_error], columns, order=(2,))
+        if self._waiting_files or self._name is not None:
+            return self._transfer.line(self._speed.per_second(self._clock()), columns)
+        totals = f"{number_of_files(self.files)}, {shown_bytes(self.bytes)} received"
+        return fitting(["waiting", totals], columns, order=(1,))
+
+    @property
+    def _transfer(self) -> Transfer:
+        return Transfer(
+            verb="receiving",
+            file=self._done_files + 1,
+            files=self._done_files + max(self._waiting_files, 1),
+            done=self._done_bytes + self._received,
+            total=self._done_bytes + max(self._waiting_bytes, self._size),
+            name=self._name or "",
         )
-        self._bar: TaskID | None = None
-        self._problem = ""
-        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._render)
 
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.update("", refresh=True)
-        self._live.stop()
-
-    def _render(self) -> RenderableType:
-        now = "receiving" if self._bar is not None else "waiting"
-        totals = f"{now} · {self.files} files, {shown_bytes(self.bytes)}"
-        problem = Text(f" · {printable(self._problem)}" if self._problem else "", style="red")
-        line = Text(totals, style="dim", no_wrap=True, overflow="ellipsis").append(problem)
-        return Group(self._bars, line) if self._bar is not None else line
+    def queued(self, files: int, size: int) -> None:
+        gone = self._waiting_files - files
+        if files == 0:
+            self._done_files = self._done_bytes = self._received = self._size = 0
+        elif gone > 0:
+            self._done_files += gone
+            self._done_bytes += max(self._waiting_bytes - size, 0)
+            self._received = 0
+        self._waiting_files, self._waiting_bytes = files, size
 
     def arriving(self, file: "WaitingFile") -> None:
-        self._bar = self._bars.add_task(
-            printable(file.original_name, max_length=_MAX_BAR_NAME), total=file.size
-        )
+        self._name, self._received, self._size = file.original_name, 0, file.size
+        self._speed.note(self._clock(), self._done_bytes)
 
     def progress(self, received: int) -> None:
-        if self._bar is not None:
-            self._bars.update(self._bar, completed=received)
+        self._received = received
+        self._speed.note(self._clock(), self._done_bytes + received)
 
-    def failed(self, what: str, error: RestanteError) -> None:
-        super().failed(what, error)
-        self._problem = f"last error: {error}"
+    def ended(self) -> None:
+        self._name = None
 
     def waiting(self, error: RestanteError, seconds: float) -> None:
         super().waiting(error, seconds)
-        self._problem = f"{error} Again in {max(seconds, 1):.0f} s."
-
-    def connected(self) -> None:
-        if self._last_error:
-            self._problem = ""
-        super().connected()
-
-    def ended(self) -> None:
-        if self._bar is not None:
-            self._bars.remove_task(self._bar)
-        self._bar = None
+        self._retry_at = self._clock() + seconds
 
 
 @contextmanager
 def display_for(console: Console) -> Iterator[Display]:
     """A live display on a terminal, plain lines elsewhere."""
     if console.is_terminal and not console.is_dumb_terminal:
-        with LiveDisplay(console) as live:
-            yield live
+        display = LiveDisplay(console)
+        with live_line(console, display.live):
+            yield display
     else:
         yield Display(console)

@@ -12,7 +12,8 @@ from cyclopts import App, Group, Parameter
 from restante import wire
 from restante.cli.access import Access, client_of_folder, workspace_named
 from restante.cli.conversation import line_of
-from restante.cli.output import json_text
+from restante.cli.lines import wrapped
+from restante.cli.output import Console, json_text
 from restante.errors import BadRequest, CursorGone, RestanteError
 from restante.ids import ActivityId, WorkspaceId
 
@@ -76,7 +77,7 @@ async def _show_feed(
     *,
     follow: bool,
 ) -> None:
-    async with client_of_folder(folder) if folder else access.client() as client:
+    async with client_of_folder(folder, access) if folder else access.client() as client:
         workspace_id = await _workspace_id(client, workspace)
         newest = await client.feed(limit=limit, of=workspace_id)
         await _show_older(client, workspace_id, newest, limit, show)
@@ -167,4 +168,5 @@ def _show_json(row: wire.ActivityRow) -> None:
 
 
 def _show_line(row: wire.ActivityRow, *, agent: str) -> None:
-    print(line_of(row, agent=agent))
+    for line in wrapped(line_of(row, agent=agent), Console()):
+        print(line)

@@ -22,6 +22,7 @@ from restante.cli import (
     uploads,
     workspaces,
 )
+from restante.cli.output import Console
 from restante.errors import RestanteError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ app = App(
     version=__version__,
     help="Store and forward files and messages for receivers without a public address.",
     help_epilogue=_EXIT_CODES,
+    console=Console(),
+    error_console=Console(stderr=True),
 )
 _GROUPS = {
     Group("Receive and send", sort_key=0): (connect, send, notify, inbox),
@@ -58,15 +61,25 @@ for group, commands in _GROUPS.items():
 
 
 def main() -> None:
-    """Run a command; print a RestanteError as one line on standard error and exit with 1."""
+    """Run a command; a RestanteError is one line on standard error and exit code 1."""
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal's encoding lacks must not end the command.
         cast("TextIOWrapper", stream).reconfigure(errors="replace")
     try:
         try:
-            app()
+            _run()
         finally:
             sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes both at exit, which would print a second error.
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        sys.exit(141)
+
+
+def _run() -> None:
+    try:
+        app()
     except RestanteError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
@@ -78,10 +91,6 @@ def main() -> None:
         )
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        # Python flushes standard output again at exit, which would print a second error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Group, Parameter
 
 from restante.cli.access import Access, client_of_folder
+from restante.cli.lines import print_file
+from restante.cli.output import Console
 from restante.cli.words import STANDARD_INPUT, text_given
+from restante.delivery.rules import display_name
 from restante.errors import BadRequest
 from restante.ids import WorkspaceId, as_uuid
-from restante.text import number_of_files
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from restante.client.aio import AsyncClient
+    from restante.client.sending import Outgoing
 
 
 def register(app: App, group: Group) -> None:
@@ -54,22 +59,29 @@ def notify(
     workspace
         The workspace's id, with its token in --token, instead of a folder.
     """
+    from restante.client.choosing import refuse_unfit
+    from restante.client.sending import Outgoing
+
+    for path in file:
+        refuse_unfit(path)
+    files = [Outgoing.of(path) for path in file]
     said = text_given(text)
     client = _client(dir, workspace, access)
-    asyncio.run(_notify(client, said, file))
-    files = f" with {number_of_files(len(file))}" if file else ""
-    print(f"told the user of {client.workspace_id}{files}")
+    asyncio.run(_notify(client, said, files))
+    for part in (one.part for one in files):
+        print_file(Console(), "sent", part.size, part.name, renamed=display_name(part.name))
+    print(f"told the user of {client.workspace_id}")
 
 
 def _client(folder: Path, workspace: str | None, access: Access) -> "AsyncClient":
     if workspace is None:
-        return client_of_folder(folder)
+        return client_of_folder(folder, access)
     workspace_id = as_uuid(workspace)
     if workspace_id is None:
         raise BadRequest(f"{workspace} is not a workspace id.")
     return access.client(WorkspaceId(workspace_id))
 
 
-async def _notify(client: "AsyncClient", text: str, files: tuple[Path, ...]) -> None:
+async def _notify(client: "AsyncClient", text: str, files: "Sequence[Outgoing]") -> None:
     async with client:
         await client.notify(text, files=files)

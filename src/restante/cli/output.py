@@ -1,6 +1,7 @@
 """How the commands print tables, JSON, byte counts and durations."""
 
 import json
+import shutil
 
 import msgspec
 import rich.console
@@ -15,6 +16,17 @@ class Console(rich.console.Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+    @property
+    def size(self) -> rich.console.ConsoleDimensions:
+        """The width and height; Rich would take any dumb terminal for one of 80 columns."""
+        if not self.is_dumb_terminal:
+            return super().size
+        return rich.console.ConsoleDimensions(*shutil.get_terminal_size())
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
 
 
 def json_text(value: object, *, indent: int = -1) -> str:

@@ -1,11 +1,19 @@
-"""The text of a message on the command line: an argument, or standard input."""
+"""What standard input gives: the text of a message, or a file to send."""
 
 import sys
+import tempfile
+from typing import TYPE_CHECKING
 
 from restante import wire
-from restante.errors import BadRequest, MessageTooLarge
+from restante.errors import BadRequest, FileTooLarge, FileUnreadable, MessageTooLarge
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from restante.client.sending import Outgoing
 
 STANDARD_INPUT = "-"
+_PIECE_BYTES = 256 * 1024
 
 
 def text_given(argument: str | None) -> str:
@@ -33,3 +41,31 @@ def _standard_input() -> str:
             "send it as a file."
         )
     return text_from(raw)
+
+
+def stored_input(max_bytes: int, until: "ExitStack") -> "Outgoing":
+    """
+    Standard input as a file that can be read again, kept until the end of `until`.
+
+    An upload says its length first, and is repeated after a lost connection.
+    """
+    from restante.client.sending import Outgoing
+
+    stored = until.enter_context(tempfile.NamedTemporaryFile())  # noqa: SIM115 - by `until`
+    size = 0
+    try:
+        while piece := sys.stdin.buffer.read(_PIECE_BYTES):
+            size += len(piece)
+            if size > max_bytes:
+                raise FileTooLarge(
+                    f"Standard input has more than {max_bytes} bytes, the server's limit for a "
+                    "file."
+                )
+            stored.write(piece)
+        stored.flush()
+    except OSError as error:
+        where = tempfile.gettempdir()
+        raise FileUnreadable(f"Standard input cannot be stored in {where}: {error}.") from error
+    if not size:
+        raise BadRequest("Standard input is empty, and empty files cannot be sent.")
+    return Outgoing.of(stored.name)

@@ -163,11 +163,13 @@ class AsyncClient:
         cursor = Cursor(handled) if isinstance(handled, int) else handled
         await self.send(calls.acknowledge_feed(self.workspace_id, cursor))
 
-    async def pending(self) -> AsyncIterator[wire.PendingUpload]:
+    async def pending(
+        self, *, per_page: int = calls.ROWS_PER_PAGE
+    ) -> AsyncIterator[wire.PendingUpload]:
         """All pending uploads, oldest first."""
         after: FileId | None = None
         while True:
-            page = await self.send(calls.pending(self.workspace_id, after=after))
+            page = await self.send(calls.pending(self.workspace_id, after=after, limit=per_page))
             for upload in page.uploads:
                 yield upload
             if not isinstance(page.next_after, UUID) or not page.uploads:

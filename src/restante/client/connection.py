@@ -3,6 +3,7 @@ One request to a server over HTTP, and its answer: the timeouts, what is read of
 it is if there is none.
 """
 
+import asyncio
 import io
 import ssl
 import time
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 _UPLOAD_PACE = Pace(grace_seconds=60, min_bytes_per_second=16_384)
 _PIECE_BYTES = 256 * 1024
+_TLS_PROBE_SECONDS = 3
 
 _CONNECTION_ERRORS = (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError)
 
@@ -136,6 +138,22 @@ class Connection:
             yield
         except _CONNECTION_ERRORS as error:
             raise failure(self.url, error) from error
+
+
+async def speaks_tls(url: str) -> bool:
+    """Whether the server at a plain http address expects TLS; False if it cannot be asked."""
+    address = URL(url)
+    if address.scheme != "http" or proxy_for(url) or address.host is None:
+        return False
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE  # nothing is sent to it
+    try:
+        async with asyncio.timeout(_TLS_PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(address.host, address.port, ssl=anybody)
+            writer.transport.abort()
+    except (OSError, TimeoutError):
+        return False
+    return True
 
 
 def _upload_seconds(call: Call[Any]) -> float | None:

@@ -40,10 +40,10 @@ def failure(url: str, error: Exception) -> RestanteError:
     if isinstance(error, aiohttp.ClientResponseError):
         reason = printable(error.message.partition("\n")[0]).rstrip(": ")
         return AnswerInvalid(f"{url} does not speak valid HTTP: {reason}.")
+    if isinstance(error, aiohttp.ClientSSLError):
+        return ServerUnreachable(_tls_failure(url, error), is_unsent=True)
     if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0  # negative for a failed DNS lookup
-        reason = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
-        return ServerUnreachable(f"{url} cannot be reached: {reason}.", is_unsent=True)
+        return ServerUnreachable(f"{url} cannot be reached: {_reason(error)}.", is_unsent=True)
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return ServerUnreachable(f"{url} did not answer in time.", is_unsent=True)
     if isinstance(error, TimeoutError):
@@ -51,6 +51,27 @@ def failure(url: str, error: Exception) -> RestanteError:
     reason = printable(str(error)) or type(error).__name__
     return ServerUnreachable(f"The connection to {url} was lost: {reason}.")
 
+
+def _reason(error: aiohttp.ClientConnectorError) -> str:
+    number = error.os_error.errno or 0  # negative for a failed DNS lookup
+    if not number and isinstance(error.os_error, ConnectionError):
+        return "it closes the connection during the TLS handshake, and may be a plain HTTP server"
+    return os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
+
+
+def _tls_failure(url: str, error: aiohttp.ClientSSLError) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        reason = getattr(error.certificate_error, "verify_message", "") or "it is not valid"
+        return f"{url} has a certificate that this machine does not trust: {printable(reason)}."
+    reason = getattr(error.os_error, "reason", None) or "no reason given"
+    if reason in _NOT_TLS:
+        plain = url.replace("https:", "http:", 1)
+        return f"{url} answers without TLS: it is a plain HTTP server. Its address is {plain}."
+    return f"{url} cannot be reached: the TLS handshake failed ({printable(reason)})."
+
+
+# OpenSSL's reasons when the first bytes of an answer are not TLS.
+_NOT_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"}
 
 # A server refuses so before it begins.
 _REFUSED_EARLY = (NotReady, TooManyAtOnce, TooManyConnections, TooManyMessages)

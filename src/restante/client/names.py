@@ -7,6 +7,7 @@ is hostile: a server may send anything.
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable
 
 from restante.text import DIRECTION_MARKS, JOINERS, cut, without_invisible
@@ -56,6 +57,19 @@ def free_name(name: str, taken: Iterable[str], max_bytes: int = MAX_NAME_BYTES) 
         if _caseless(candidate) not in keys:
             return candidate
     return None
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """The names in order; one that an earlier one would hide on some disk gets a number."""
+    result, taken, numbers = list[str](), set[str](), Counter[str]()
+    for name in names:
+        candidate = name
+        while _caseless(candidate) in taken:
+            numbers[name] += 1
+            candidate = _shortened(name, MAX_NAME_BYTES, f" ({numbers[name] + 1})")
+        taken.add(_caseless(candidate))
+        result.append(candidate)
+    return result
 
 
 def _bounded(name: str) -> str:

@@ -257,6 +257,7 @@ class Inbox:
         self._has_started = cursor is None
         self.cursor = cursor
         self.gaps = Gaps()
+        self.rows_behind = 0  # of the last page, when it was read
 
     @property
     def missed(self) -> int:
@@ -322,6 +323,7 @@ class Inbox:
             until = started_at + min(wait_seconds, _MIN_POLL_SECONDS)
             await asyncio.sleep(max(until - time.monotonic(), 0))
         self._cursor_losses = 0
+        self.rows_behind = max(page.latest_seq - page.rows[-1].seq, 0) if page.rows else 0
         if self._until is None or not page.rows:
             self._until = page.latest_seq if page.rows else cursor.seq
         return [self._item(row) for row in self._fresh(page, cursor)]

@@ -44,11 +44,15 @@ _MAX_RETRY_SECONDS = 300
 # Bounds a very long or endless list; the next pass sees the rest.
 _MAX_FILES_PER_PASS = 20_000
 _MAX_REPORTED = 1000
+# A longer queue is shown as that long.
+_MAX_COUNTED = 10_000
+_COUNTED_PER_PAGE = 500
 
 
 class Observer(Protocol):
     """Is notified of each event, to display it."""
 
+    def queued(self, files: int, size: int) -> None: ...
     def arriving(self, file: WaitingFile) -> None: ...
     def progress(self, received: int) -> None: ...
     def ended(self) -> None: ...
@@ -96,6 +100,7 @@ class Receiver:
         self._answers = Answers(client, folder.progress)
         self._gaps = Gaps()
         self._reported = dict[FileId, None]()
+        self._queue = dict[FileId, int]()  # the sizes of the files that wait, as far as known
         self._pending_backoff = Backoff(max_seconds=_MAX_RETRY_SECONDS)
         # 0: files that an earlier run failed to receive are retried as soon as the feed is read.
         self._retry_at = 0.0
@@ -138,13 +143,32 @@ class Receiver:
             self._save_cursor(inbox)
         self._observer.connected()
         self._report_gaps(inbox)
+        await self._count(items, has_more=inbox.rows_behind > 0)
         for item in items:
             await self._receive(item)
             inbox.consumed(item)
             self._save_cursor(inbox)
+        if self._queue and not inbox.rows_behind:  # what is left has failed before
+            self._queue.clear()
+            self._report_queue()
         self._report_gaps(inbox)
         await inbox.mark()
         return len(items)
+
+    async def _count(self, items: Sequence[Item], *, has_more: bool) -> None:
+        """Note what waits: the files of a page, and at the first of several pages all others."""
+        files = [item.file for item in items if isinstance(item, FileItem)]
+        if files and has_more and not self._queue:
+            async for upload in self._client.pending(per_page=_COUNTED_PER_PAGE):
+                if upload.source_id != self._client.workspace_id:
+                    self._queue[FileId(upload.file_id)] = upload.size
+                if len(self._queue) == _MAX_COUNTED:
+                    break
+        self._queue |= {file.file_id: file.size for file in files}
+        self._report_queue()
+
+    def _report_queue(self) -> None:
+        self._observer.queued(len(self._queue), sum(self._queue.values()))
 
     def _report_gaps(self, inbox: Inbox) -> None:
         """Report each gap once, also to the next run: the cursor after it is stored."""
@@ -204,8 +228,14 @@ class Receiver:
                 raise
             self._report_failure(file, error)
             self._retry_at = min(self._retry_at, time.monotonic() + _FIRST_RETRY_SECONDS)
+            self._leave_queue(file)
             return False
+        self._leave_queue(file)
         return True
+
+    def _leave_queue(self, file: WaitingFile) -> None:
+        self._queue.pop(file.file_id, None)
+        self._report_queue()
 
     def _report_failure(self, file: WaitingFile, error: RestanteError) -> None:
         """Report why a file failed, once per file."""

@@ -5,7 +5,7 @@ import mimetypes
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -68,6 +68,10 @@ class Outgoing:
             return cls(_part(source, file.size), file)
         path = Path(source)
         return cls(Part(path.name, _guessed(path.name), _size(path)), path)
+
+    def named(self, name: str) -> "Outgoing":
+        """The same file under another name."""
+        return replace(self, part=replace(self.part, name=name))
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The content; raises FileUnreadable if the file has become shorter."""
