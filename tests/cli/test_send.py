@@ -340,7 +340,7 @@ async def test_a_terminal_shows_a_live_line_and_honours_no_color(
     )
 
     assert "sending 1 of 1 file · " in seen
-    assert "            13 B  a letter.txt\r\n" in seen
+    assert "13 B  a letter.txt\r\n" in seen
     assert "\x1b[2K1 file sent, 13 B" in seen  # the live line is erased before
     assert bool(COLOURED.search(seen)) is not bool(environment)
 

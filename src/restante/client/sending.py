@@ -147,7 +147,8 @@ def _opened(path: Path) -> BinaryIO:
             raise FileUnreadable(f"{path} is not there, or is not a file.")
         return path.open("rb")
     except (OSError, ValueError) as error:
-        raise FileUnreadable(f"{path} cannot be read: {error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise FileUnreadable(f"{path} cannot be read: {reason}.") from error
 
 
 def _read(path: Path, file: BinaryIO, size: int) -> bytes:
