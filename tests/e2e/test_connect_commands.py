@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -342,13 +343,14 @@ def test_a_revoked_token_ends_it_and_a_new_one_continues(office: Office, ana: Co
         assert connect.wait() == 1
 
     assert f"restante: {ana.url} no longer accepts the token of this workspace" in connect.said
-    keeper = ana.root / ".molecule" / "restante" / "credentials.json"
-    assert f"Write a new token into {keeper}, or use another --dir" in connect.said
+    found = re.search(r"If you have a new token, run `(.+)`", connect.said)
+    assert found is not None
 
+    _, *words = shlex.split(found[1])
     token = admin(office, "POST", path)["auth_token"]
-    keeper.write_text(json.dumps(json.loads(keeper.read_text()) | {"token": token}))
-    assert restante("connect", "--dir", ana.root, "--once").code == 0
+    assert restante(*words, "--once", RESTANTE_NEW_TOKEN=token).code == 0
     assert ana.names() == [NOTE.name]
+    assert ana.credentials.token == token
 
 
 def test_it_starts_while_the_server_is_unreachable(office: Office, proxy: Proxy, folder: Path):

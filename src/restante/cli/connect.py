@@ -12,19 +12,11 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from restante.cli.access import send_hint
-from restante.cli.credentials import Target, credentials_for, given_token, new_server
+from restante.cli.credentials import Target, credentials_for, given_token, introduce, new_server
 from restante.cli.display import Display, display_for
 from restante.cli.interrupting import until_interrupted
 from restante.cli.output import Console
-from restante.errors import (
-    AnswerInvalid,
-    BadRequest,
-    NotAuthenticated,
-    RestanteError,
-    ServerRefused,
-    ServerUnreachable,
-    WorkspaceUnknown,
-)
+from restante.errors import BadRequest, NotAuthenticated, RestanteError
 from restante.text import number_of_files
 
 if TYPE_CHECKING:
@@ -168,7 +160,8 @@ async def _receive(target: Target, folder: "Folder", display: Display, options: 
                 "and the files."
             )
         is_known = client.is_registered
-        await _introduce(client, target, folder, options)
+        name = options.name or platform.node() or "workspace"
+        await introduce(client, target, folder, name, options.registration_token)
         display.began(client.url, client.workspace_id, folder.new_files.path)
         display.hint(send_hint(client, folder.root))
         handlers = Handlers(options.file_command, options.message_command, options.answers)
@@ -184,38 +177,6 @@ async def _receive(target: Target, folder: "Folder", display: Display, options: 
                 f"`{target.command('--new-token')}`, which asks for it; otherwise use another "
                 "--dir to register again."
             ) from error
-
-
-async def _introduce(
-    client: "AsyncClient", target: Target, folder: "Folder", options: _Options
-) -> None:
-    """Register, or check a new address or token; store what the server has accepted."""
-    from restante.client.connection import speaks_tls
-
-    credentials = credentials_for(target)
-    try:
-        if credentials is None:
-            name = options.name or platform.node() or "workspace"
-            folder.keep(await client.register(name, registration_token=options.registration_token))
-        elif target.is_changed:
-            await _check(client)
-            folder.keep(credentials)
-    except (AnswerInvalid, ServerRefused, ServerUnreachable) as error:
-        if not error.facts.get("is_unsent") and await speaks_tls(client.url):
-            encrypted = client.url.replace("http:", "https:", 1)
-            raise BadRequest(f"{client.url} expects TLS. Its address is {encrypted}.") from error
-        raise
-
-
-async def _check(client: "AsyncClient") -> None:
-    """Raise unless the server knows this workspace with this token; others are refused here."""
-    try:
-        await client.heartbeat()
-    except (NotAuthenticated, WorkspaceUnknown) as error:
-        raise NotAuthenticated(
-            f"{client.url} does not accept this token for the workspace {client.workspace_id}. "
-            "The folder is unchanged."
-        ) from error
 
 
 async def _rename(client: "AsyncClient", display: Display, name: str) -> None:

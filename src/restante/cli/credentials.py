@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from restante.cli.lines import shell_command
-from restante.errors import BadRequest
+from restante.errors import (
+    AnswerInvalid,
+    BadRequest,
+    NotAuthenticated,
+    ServerRefused,
+    ServerUnreachable,
+    WorkspaceUnknown,
+)
 
 if TYPE_CHECKING:
+    from restante.client.aio import AsyncClient
     from restante.client.calls import Credentials
+    from restante.client.folder import Folder
 
 _MAX_TOKEN = 4096
 
@@ -95,3 +104,38 @@ def _token_read() -> str:
         with suppress(EOFError):
             return getpass.getpass("New token of the workspace: ")
     return sys.stdin.readline(_MAX_TOKEN + 1)
+
+
+async def introduce(
+    client: "AsyncClient",
+    target: Target,
+    folder: "Folder",
+    name: str,
+    registration_token: str | None = None,
+) -> None:
+    """Register, or check a new address or token; store what the server has accepted."""
+    from restante.client.connection import speaks_tls
+
+    credentials = credentials_for(target)
+    try:
+        if credentials is None:
+            folder.keep(await client.register(name, registration_token=registration_token))
+        elif target.is_changed:
+            await _check(client)
+            folder.keep(credentials)
+    except (AnswerInvalid, ServerRefused, ServerUnreachable) as error:
+        if not error.facts.get("is_unsent") and await speaks_tls(client.url):
+            encrypted = client.url.replace("http:", "https:", 1)
+            raise BadRequest(f"{client.url} expects TLS. Its address is {encrypted}.") from error
+        raise
+
+
+async def _check(client: "AsyncClient") -> None:
+    """Raise unless this is the workspace's own token there; that of the admin is refused too."""
+    try:
+        await client.heartbeat()
+    except (NotAuthenticated, WorkspaceUnknown) as error:
+        raise NotAuthenticated(
+            f"{client.url} does not accept this token for the workspace {client.workspace_id}. "
+            "The folder is unchanged."
+        ) from error

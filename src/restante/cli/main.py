@@ -79,7 +79,7 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        app()
+        app(sys.argv[1:])
     except RestanteError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
