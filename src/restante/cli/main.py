@@ -70,6 +70,7 @@ def main() -> None:
             _run()
         finally:
             sys.stdout.flush()
+            sys.stderr.flush()
     except BrokenPipeError:
         # Python flushes both at exit, which would print a second error.
         for stream in (sys.stdout, sys.stderr):
