@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from oplog.oracle import Nodes
-from oplog.served_nodes import GONE, Node, Op, State, Version
+from oplog.served_nodes import GONE, Key, Node, Op, State, Version
 
 from restante.oplog import ulids
 
@@ -96,14 +96,18 @@ def _as_logged(sent: Any) -> list[Op]:
     ulid = ulids.parsed(sent["ulid"])
     version = Version(str(ulid), sent["host"])
     is_delete = sent["action"] == "delete"
-    return [Op(record["id"], version, is_delete, False, record) for record in sent["data"]]
+    return [
+        Op(Key(sent["table"], record["id"]), version, is_delete, False, record)
+        for record in sent["data"]
+    ]
 
 
 async def unaccounted(nodes: Sequence[Node], foreign: Sequence[Op] = ()) -> list[str]:
     """Sentences about ops and committed values of which a node knows nothing."""
     states = {node.name: await node.state() for node in nodes}
     # What the first node drops at the end of a pause, nobody else hears of.
-    foreign = [op for op in foreign if op.version.ulid > states[nodes[0].name].floor]
+    floors = states[nodes[0].name].floors
+    foreign = [op for op in foreign if op.version.ulid > floors[op.key.table]]
     found: list[str] = []
     logged = (op for state in states.values() for op in state.ops)
     every = {(op.key, op.version): op for op in (*foreign, *logged)}
@@ -122,7 +126,7 @@ async def unaccounted(nodes: Sequence[Node], foreign: Sequence[Op] = ()) -> list
     return found
 
 
-def _table_differs_from_log(name: str, state: State, newest: dict[str, Op]) -> list[str]:
+def _table_differs_from_log(name: str, state: State, newest: dict[Key, Op]) -> list[str]:
     """The newest op of a key is its record."""
     return [
         f"{name} has {state.rows.get(key)}, and the newest op is {op}"

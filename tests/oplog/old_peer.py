@@ -4,7 +4,9 @@ shows no credentials, and asks for one page at a time.
 """
 
 import asyncio
+import itertools
 import json
+import random
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -45,6 +47,15 @@ class OldPeer(Listener):
                 "transient": False,
             }
         )
+
+    async def exchange(self, url: str, chance: random.Random) -> None:
+        """Read from a node, and write records of its own, until it is told to stop."""
+        for number in itertools.takewhile(lambda _: self.is_reading, itertools.count()):
+            self.write({"id": f"old{number % 7}", "body": f"old-{number}", "size": number})
+            if chance.random() < 0.2:
+                self.write({"id": f"old{chance.randrange(7)}"}, action="delete")
+            await asyncio.to_thread(self.pull, url)
+            await asyncio.sleep(chance.uniform(0, 0.3))
 
     def pull(self, url: str) -> None:
         """One page of a node; a node that does not answer is asked again later."""

@@ -6,32 +6,50 @@ proxy per direction, which can be cut.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import socket
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 from urllib.request import Request, urlopen
 
-from oplog.clusters import Cluster
+from oplog.clusters import Cluster, running_cluster
 from oplog.served_nodes import Node
 from processes import Server
 from proxies import CALM, Fault, Proxy, Weather, calm
+
+
+@contextmanager
+def made(
+    place: Path, chance: random.Random, *, is_shared: bool, tables: Sequence[str] = ("notes",)
+) -> Iterator["Nodes"]:
+    """Nodes with databases on one Postgres, which starts in a second, or each with its own."""
+    place.mkdir(mode=0o711, exist_ok=True)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(running_cluster(place / "shared")) if is_shared else None
+        yield stack.enter_context(Nodes(place, chance, cluster=cluster, tables=tables))
 
 
 class Nodes:
     """All nodes of a test, the links between them, and what happens to both."""
 
     def __init__(
-        self, place: Path, chance: random.Random, *, cluster: Cluster | None = None
+        self,
+        place: Path,
+        chance: random.Random,
+        *,
+        cluster: Cluster | None = None,
+        tables: Sequence[str] = ("notes",),
     ) -> None:
         self.every: list[Node] = []
         self.proxies: dict[tuple[str, str], Proxy] = {}  # reader, server
         self.chance = chance
         self._place = place
         self._cluster = cluster  # None: each has a Postgres of its own
+        self._tables = tables
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -83,7 +101,7 @@ class Nodes:
         )
         server.port = port
         self._stack.enter_context(server)
-        node = Node(name, server, offset)
+        node = Node(name, server, offset, tables=self._tables)
         self.every.append(node)
         return node
 
@@ -116,6 +134,16 @@ class Nodes:
         for number, one in enumerate(nodes):
             for other in nodes[:number]:
                 self.link(one, other)
+
+    def connect(self, nodes: Sequence[Node], topology: str) -> None:
+        """As a mesh, a chain or a ring."""
+        if topology == "mesh":
+            self.mesh(nodes)
+            return
+        for one, other in itertools.pairwise(nodes):
+            self.link(one, other)
+        if topology == "ring":
+            self.link(nodes[-1], nodes[0])
 
     async def cut_some(self, seconds: float) -> None:
         """Cut some links for a while, one direction or both."""

@@ -1,6 +1,6 @@
 """Resets of a node's log: two nodes with the same records, and plans that are made by hand."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -118,19 +118,32 @@ async def pair(cluster: str) -> AsyncIterator[tuple[Still, Still]]:
         yield a, b
 
 
-async def planned_with(db: Database, remote: Remote, reference: str, **wanted: Any) -> ResetPlan:
+def _ignore(_why: str) -> None:
+    """For tests in which nobody waits."""
+
+
+async def planned_with(
+    db: Database,
+    remote: Remote,
+    reference: str,
+    *,
+    on_wait: Callable[[str], None] = _ignore,
+    **wanted: Any,
+) -> ResetPlan:
     """The plan for the reset of a node, with another as the reference."""
     async with db.connection() as connection:
         peer = await peers.find(connection, reference)
     assert peer is not None
     given: dict[str, Any] = {"wait_seconds": 10.0} | wanted
-    return await Planner(db, remote, peer, Wanted(**given), clock).plan()
+    return await Planner(db, remote, peer, Wanted(**given), clock, on_wait=on_wait).plan()
 
 
-async def planned(a: Still, b: Still, **wanted: Any) -> ResetPlan:
+async def planned(
+    a: Still, b: Still, *, on_wait: Callable[[str], None] = _ignore, **wanted: Any
+) -> ResetPlan:
     """The same of two nodes without servers: nobody is waited for, because nobody reads."""
-    remote = cast("Remote", Beside(b, a.url))
-    return await planned_with(a.db, remote, b.url, **({"wait_seconds": 0.0} | wanted))
+    remote, given = cast("Remote", Beside(b, a.url)), {"wait_seconds": 0.0} | wanted
+    return await planned_with(a.db, remote, b.url, on_wait=on_wait, **given)
 
 
 async def reset(db: Database, plan: ResetPlan) -> ResetReport:

@@ -5,7 +5,7 @@ import json
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,9 +20,10 @@ from restante.database.pool import Database
 from restante.errors import TableBusy
 from restante.oplog.tracking import capture
 from restante.oplog.tracking.capture import Wanted
+from restante.postgres import DataDirectory, running_dsn
 
 GONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-NOTES = "create table public.notes (id text primary key, body text, size numeric)"
+TABLE = "create table public.{} (id text primary key, body text, size numeric)"
 
 # The product's clock, shifted as if the machine's clock were wrong.
 _SHIFT_CLOCK = """
@@ -43,10 +44,17 @@ class Version(NamedTuple):
     origin: str
 
 
+class Key(NamedTuple):
+    """Of a record."""
+
+    table: str
+    id: str
+
+
 class Op(NamedTuple):
     """One record in a log."""
 
-    key: str
+    key: Key
     version: Version
     is_delete: bool
     is_approximate: bool
@@ -57,31 +65,31 @@ class Op(NamedTuple):
 class State:
     """What a node has in the end."""
 
-    rows: dict[str, Any]
+    rows: dict[Key, Any]
     ops: list[Op]
-    floor: str
-    parked: set[tuple[str, str]]  # key, ULID
+    floors: dict[str, str]  # by table
+    parked: set[tuple[Key, str]]  # with the ULID
     lost: set[str]  # the ULIDs in the conflict log
 
     @property
-    def newest(self) -> dict[str, Op]:
-        found: dict[str, Op] = {}
+    def newest(self) -> dict[Key, Op]:
+        found: dict[Key, Op] = {}
         for op in self.ops:
             if op.key not in found or found[op.key].version < op.version:
                 found[op.key] = op
         return found
 
-    def accounts_for(self, op: Op, newest: dict[str, Op], own: set[tuple[str, Version]]) -> bool:
+    def accounts_for(self, op: Op, newest: dict[Key, Op], own: set[tuple[Key, Version]]) -> bool:
         """Whether it was applied, superseded, parked, reported, or dropped with the log."""
         ulid = op.version.ulid
         if (op.key, op.version) in own or (op.key, ulid) in self.parked or ulid in self.lost:
             return True
         if op.key in newest and newest[op.key].version > op.version:
             return True
-        return ulid <= self.floor
+        return ulid <= self.floors[op.key.table]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """One `restante serve`, and the applications that write to its database."""
 
@@ -92,12 +100,17 @@ class Node:
     has_dropped: bool = False  # ops, at the end of a pause or by a limit
     tokens: dict[str, str] = field(default_factory=dict[str, str])  # what others show to us
     number: int = 0
+    tables: Sequence[str] = ("notes",)  # that are tracked
     database_url: str | None = None  # of a Postgres that the test runs
     cluster: Cluster | None = None  # that Postgres, if it may be killed
 
     @property
     def dsn(self) -> str:
-        return self.database_url or self.server.dsn
+        """Raises ConnectionError while its Postgres does not run."""
+        found = self.database_url or running_dsn(DataDirectory.open(self.server.data_dir))
+        if found is None:
+            raise ConnectionError(f"the Postgres of {self.name} does not run")
+        return found
 
     @property
     def url(self) -> str:
@@ -118,14 +131,17 @@ class Node:
             await db.close()
 
     async def prepare(self) -> None:
-        """A tracked table, and a clock that is wrong."""
+        """Tracked tables, and a clock that is wrong."""
         connection = await self.connect()
-        await connection.execute(NOTES)
+        for name in self.tables:
+            await connection.execute(TABLE.format(name))
         if self.clock_offset:
             await connection.execute(_SHIFT_CLOCK.format(self.clock_offset))
         await connection.close()
         async with self.database() as db:
-            await capture.track(db, Wanted("public.notes"), host=self.url, now=datetime.now(UTC))
+            for name in self.tables:
+                wanted = Wanted(f"public.{name}")
+                await capture.track(db, wanted, host=self.url, now=datetime.now(UTC))
 
     async def pause(self) -> None:
         """From now on nothing is logged."""
@@ -194,36 +210,47 @@ class Node:
     async def state(self) -> State:
         connection = await self.connect()
         try:
-            return await _state(connection)
+            return await _state(connection, self.tables)
         finally:
             await connection.close()
 
-    async def rows(self) -> list[tuple[Any, ...]]:
+    async def rows(self) -> dict[Key, Any]:
         connection = await self.connect()
         try:
-            found = await connection.fetch("select * from notes order by id")
-            return [tuple(row) for row in found]
+            return await _rows(connection, self.tables)
         finally:
             await connection.close()
 
 
-async def _state(connection: asyncpg.Connection) -> State:
-    rows = await connection.fetch("select id, to_json(n)::text as record from notes as n")
+async def _rows(connection: asyncpg.Connection, tables: Sequence[str]) -> dict[Key, Any]:
+    """All records; those of several tables at one moment."""
+    found = await connection.fetch(
+        " union all ".join(
+            f"select '{name}' as name, id, to_json(t)::text as record from {name} as t"
+            for name in tables
+        )
+    )
+    return {Key(row["name"], row["id"]): json.loads(row["record"]) for row in found}
+
+
+async def _state(connection: asyncpg.Connection, tables: Sequence[str]) -> State:
     ops = await connection.fetch(
         """
-        select o.key, o.ulid::text, h.host, o.action = 'd' as is_delete, o.approximate,
+        select t.name, o.key, o.ulid::text, h.host, o.action = 'd' as is_delete, o.approximate,
                o.data::text as data
-          from restante.ops as o join restante.op_hosts as h on h.id = o.origin
+          from restante.ops as o
+          join restante.op_hosts as h on h.id = o.origin
+          join restante.op_tables as t on t.id = o.table_id
         """
     )
-    floor = await connection.fetchval("select floor::text from restante.op_tables")
-    parked = await connection.fetch("select key, ulid::text from restante.op_parked")
+    floors = await connection.fetch("select name, floor::text from restante.op_tables")
+    parked = await connection.fetch("select table_name, key, ulid::text from restante.op_parked")
     lost = await connection.fetch("select lost_ulid::text from restante.op_conflicts")
     return State(
-        rows={row["id"]: json.loads(row["record"]) for row in rows},
+        rows=await _rows(connection, tables),
         ops=[
             Op(
-                json.loads(row["key"])[0],
+                key_of(row["name"], row["key"]),
                 Version(row["ulid"], row["host"]),
                 row["is_delete"],
                 row["approximate"],
@@ -231,7 +258,12 @@ async def _state(connection: asyncpg.Connection) -> State:
             )
             for row in ops
         ],
-        floor=floor,
-        parked={(json.loads(row["key"] or "[null]")[0], row["ulid"]) for row in parked},
+        floors={row["name"]: row["floor"] for row in floors},
+        parked={(key_of(row["table_name"], row["key"]), row["ulid"]) for row in parked},
         lost={row["lost_ulid"] for row in lost},
     )
+
+
+def key_of(table: str, key: str | None) -> Key:
+    """From the key as it is in the log."""
+    return Key(table, json.loads(key or "[null]")[0])

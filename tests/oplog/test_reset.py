@@ -159,6 +159,28 @@ async def test_a_peer_that_has_read_everything_needs_nothing(cluster: str):
         assert (plan.refusals, plan.peers) == ([], [])
 
 
+async def test_a_peer_that_has_just_taken_a_snapshot_is_waited_for_while_it_reads(cluster: str):
+    """It may not be evicted, but in a moment it has read everything."""
+    async with pair(cluster) as (a, b):
+        up_to = (await planned(a, b)).up_to
+        await make_reader(a.db, "", THIRD)
+        await a.sql.execute("update op_peers set spared_until = now() + interval '1 hour'")
+        waits = asyncio.Event()
+
+        async def read() -> None:
+            await waits.wait()
+            await a.sql.execute("update op_peers set passed = $2 where host = $1", THIRD, up_to)
+
+        def wait(_why: str) -> None:
+            waits.set()
+
+        reading = asyncio.create_task(read())
+        plan = await planned(a, b, on_wait=wait, wait_seconds=10.0)
+        reading.cancel()
+
+        assert (plan.refusals, plan.peers) == ([], [])
+
+
 OBSTACLES = [
     ("update op_tables set state = 'paused'", "notes is paused here."),
     (

@@ -638,6 +638,23 @@ async def test_what_postgres_refuses_is_parked_and_the_rest_is_taken(nodes: tupl
     assert [tuple(row) for row in parked] == [("check", "5")]
 
 
+@pytest.mark.parametrize("why", ["check", "future"])
+async def test_what_a_snapshot_parks_is_found_by_its_key(nodes: tuple[Node, Node], why: str):
+    """So a newer op of the record removes it; else it would win when that op is dropped."""
+    server, taker = nodes
+    if why == "check":
+        await taker.sql.execute("alter table notes add check (body <> 'bad')")
+        await server.sql.execute("insert into notes values ('a', 'bad')")
+        await take(server, taker)
+    else:
+        await told(server, taker, ulid=at(datetime.now(UTC) + timedelta(hours=1)), host=SERVER)
+    parked = "select key, key_hash = hashtextextended(key, 0) as is_hash from restante.op_parked"
+
+    (row,) = await taker.sql.fetch(parked)
+
+    assert tuple(row) == ('["a"]', True)
+
+
 async def test_tables_that_others_refer_to_come_first(nodes: tuple[Node, Node]):
     """Else every record would be parked until its parent is there."""
     server, taker = nodes

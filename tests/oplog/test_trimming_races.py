@@ -5,23 +5,20 @@ A reader gets all of them or hears that some are gone.  Whoever judges by them f
 floor that it left behind.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import pytest
 from msgspec import Raw
 from oplog.captured import log_of
+from oplog.droppers import Dropper, Work, at_every_moment, dropper
 from oplog.nodes import OWN, PEER, make_peer, op, pull_from, ulid_at
 from oplog.trimmed import DAY, age, last_position, make_pages, make_wide, now, sweep_of, write
 from oplog.turns import Turns
 from sweeps import state_of
-from waiting import until
 
 from restante.database import partitions
-from restante.database.partitions import Partition
 from restante.database.pool import Database
 from restante.errors import SnapshotGone, TableBusy
 from restante.oplog import tables, ulids
@@ -42,93 +39,6 @@ from restante.oplog.trimming.limits import Limits
 from restante.wire import oplog as wire
 
 pytestmark = pytest.mark.anyio
-
-
-@dataclass
-class Work:
-    """What a step of a sweep works with."""
-
-    connection: Any
-    now: Any
-    is_out_of_time: bool = False
-    bytes_moved: int = 0
-    bytes_freed: int = 0
-
-    def moved(self, size: int) -> None:
-        self.bytes_moved += size
-
-    def freed(self, size: int) -> None:
-        self.bytes_freed += size
-
-    async def detach_and_drop(self, partition: Partition) -> None:
-        await partitions.detach(self.connection, partition)
-        await partitions.drop(self.connection, partition.name)
-
-
-@dataclass
-class Dropper:
-    """Drops one partition, step by step."""
-
-    connection: Any
-    name: str
-    drop: Drop
-    last: Position
-    detaching: "asyncio.Task[None] | None" = None
-
-    async def raise_marks(self) -> None:
-        async with self.connection.transaction():
-            await drops._note(self.connection, self.drop, self.last)  # pyright: ignore[reportPrivateUsage]
-
-    async def detach(self) -> None:
-        """Begin it; it ends when nobody reads any more."""
-        detach = partitions.detach(self.connection, self.drop.partition)
-        self.detaching = asyncio.create_task(detach)
-        await until(self._is_out_of_sight)
-
-    async def _is_out_of_sight(self) -> bool:
-        assert self.detaching is not None
-        return self.detaching.done() or await state_of(self._looking, self.name) == "detaching"
-
-    async def finish(self) -> None:
-        assert self.detaching is not None
-        await self.detaching
-        await partitions.drop(self.connection, self.name)
-
-    _looking: Any = None
-
-
-async def dropper(connection: Any, looking: Any, name: str) -> Dropper:
-    """Ready to drop a partition."""
-    found = await partitions.partitions_of(connection, [OPS])
-    seen = await picture.look(connection, found, Limits(), now=now())
-    (log,) = seen.logs
-    piece = next(one for one in log.decided.pieces if one.name == name)
-    assert piece.last is not None
-    drop = Drop(log, piece.partition, Fate(Cause.RETENTION), 2, 0, now())
-    await partitions.seal(connection, name)
-    return Dropper(connection, name, drop, piece.last, _looking=looking)
-
-
-async def at_every_moment(
-    reading: Callable[[Database], Awaitable[Any]],
-    made: Callable[[int], Awaitable[Dropper]],
-    check: Callable[[Any], Awaitable[None]],
-    db: Database,
-) -> int:
-    """Read while the marks are raised before one statement, and the ops go then or one later."""
-    counting = Turns(db)
-    await reading(counting.as_database)
-    numbers = range(counting.statements + 1)
-    moments = [(one, then) for one in numbers for then in (one, one + 1)]
-    for number, (marks_at, detach_at) in enumerate(moments):
-        one, turns = await made(number), Turns(db)
-        turns.before(marks_at, one.raise_marks)
-        turns.before(detach_at, one.detach)
-        result = await reading(turns.as_database)
-        await turns.end()
-        await one.finish()
-        await check(result)
-    return len(moments)
 
 
 def asked(peer: Peer, after: Position) -> Callable[[Database], Awaitable[Page]]:

@@ -10,6 +10,8 @@ from cluster import cloned
 
 from restante.database.pool import Database
 from restante.errors import BadRequest
+from restante.oplog import ulids
+from restante.oplog.positions import Position
 from restante.oplog.verifying import comparison
 from restante.oplog.verifying.comparison import Here, Limits, Progress
 from restante.oplog.verifying.verify import verify
@@ -304,6 +306,45 @@ async def test_what_is_on_its_way_does_not_count(
         await there.execute("update public.pages set body = 'new' where id = 5")
         head = (await here.side.describe()).head
         await there.execute("update op_peers set cursor = $1", head)
+        await wait(0)
+
+    monkeypatch.setattr(comparison.asyncio, "sleep", arrives)
+
+    report = await compared(nodes)
+
+    assert report.is_equal
+    assert report.is_caught_up
+
+
+WAITING = {
+    "dropped": "update op_tables set trimmed = $1",
+    "snapshot": "insert into op_snapshots (peer_id, table_id, phase, is_for_gap, read_to,"
+    " started_at, progressed_at) select op_peers.id, op_tables.id, 'new', true, '', now(), now()"
+    " from op_peers, op_tables where $1 <> ''",
+}
+
+
+@pytest.mark.parametrize("why", WAITING)
+async def test_what_comes_by_a_snapshot_is_waited_for(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch, why: str
+):
+    """Our op is gone before the peer has read it, or the peer reads on without the table."""
+    await track(nodes, PAGES, "pages", "id")
+    for one in nodes:
+        await one.execute(FILL, 10)
+    here, there = nodes
+    await here.execute("update public.pages set body = 'new' where id = 5")
+    place = str(Position(5, 7, ulids.LOWEST, 1))
+    if why == "snapshot":
+        await log_an_op(here)
+        await there.execute("update op_peers set cursor = $1", (await here.side.describe()).head)
+    await (here if why == "dropped" else there).execute(WAITING[why], place)
+    wait = comparison.asyncio.sleep
+
+    async def arrives(_seconds: float) -> None:
+        await there.execute("update public.pages set body = 'new' where id = 5")
+        await there.execute("delete from op_snapshots")
+        await there.execute("update op_peers set cursor = $1", (await here.side.describe()).head)
         await wait(0)
 
     monkeypatch.setattr(comparison.asyncio, "sleep", arrives)
