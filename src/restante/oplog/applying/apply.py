@@ -17,13 +17,13 @@ from itertools import groupby
 
 import structlog
 
-from restante.database import driver_errors, pool, sql
+from restante.database import driver_errors, sql
 from restante.database.pool import SCHEMA, Database, Tx
 from restante.errors import StatementTimedOut, TableBusy
 from restante.oplog import ulids
-from restante.oplog.applying import parking, pieces, records
+from restante.oplog.applying import parking, pieces
 from restante.oplog.applying.boundary import Refusal
-from restante.oplog.applying.incoming import Met, Record, Source
+from restante.oplog.applying.incoming import Met, Source
 from restante.oplog.applying.merge import Merged, MustWait, merge
 from restante.oplog.applying.parking import Parked, ParkedFull
 from restante.oplog.applying.pieces import ACTION_NAMES, Page, Piece
@@ -214,7 +214,7 @@ class _Applier:
             return [*reversed(self.page.halves(piece))]
         try:
             async with self.db.transaction() as tx:
-                parked = [await self._faulty(tx, piece.records[0], fault)]
+                parked = await parking.with_keys(tx, piece.records, fault.reason, str(fault))
                 await parking.park(tx, self.page.source.peer.id, parked, now=self._now)
                 counts = _Counts(piece, Merged(), parked)
                 await self._finish(tx, counts)
@@ -223,18 +223,6 @@ class _Applier:
             return [replace(piece, records=[])]
         self._add_up(counts)
         return []
-
-    async def _faulty(self, tx: Tx, record: Record, fault: RecordFault) -> Parked:
-        """The record with its key, unless the key is what is wrong with it."""
-        await records.begin(tx, [record.table])
-        try:
-            async with pool.transaction(tx):
-                fact = (await records.facts(tx, record.table, [record.key]))[0]
-        except driver_errors.FROM_THE_DRIVER as error:
-            if driver_errors.record_fault(error, own_schema=SCHEMA) is None:
-                raise
-            return Parked(record, None, None, fault.reason, str(fault))
-        return Parked(record, fact.key, fact.key_hash, fault.reason, str(fault))
 
     def _to_park(self, met: Met, verdict: Verdict) -> Parked:
         peer, host = self.page.source.peer.host, met.version.origin

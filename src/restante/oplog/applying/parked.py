@@ -134,6 +134,10 @@ async def retry_due(db: Database, *, now: datetime) -> Retried:
     return result
 
 
+class _OpsDropped(Exception):
+    """Nobody knows whether a newer op of the record came and went since the row was read."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """A parked record that can be merged."""
@@ -163,6 +167,10 @@ class _Retry:
         async with self.db.connection() as connection:
             own = await tables.own_name(connection)
             tracked = {one.name: one for one in await tables.all_tables(connection)}
+            # Looked at after the marks: a newer op that comes later is in the log, or raises them.
+            gone = await unknown(connection, [row["id"] for row in rows])
+            rows = [row for row in rows if row["id"] not in gone]
+            self.result.superseded += len(gone)
             numbers = {row["id"]: await _host_number(connection, row) for row in rows}
         waiting: list[_Waiting] = []
         for row in rows:
@@ -200,6 +208,9 @@ class _Retry:
         try:
             async with self.db.transaction() as tx:
                 applied, superseded = await self._merged(tx, some, context)
+        except _OpsDropped:
+            self.result.still_parked += len(some)
+            return []
         except KeysTaken:
             return await self._isolated(some, "other", "Another session inserts this record.")
         except (TableBusy, StatementTimedOut) as error:
@@ -215,6 +226,9 @@ class _Retry:
 
     async def _merged(self, tx: Tx, some: list[_Waiting], context: Context) -> tuple[int, int]:
         merged = await merge(tx, [one.record for one in some], context)
+        marks = {one.record.table.id: str(one.record.table.trimmed or "") for one in some}
+        if await tx.fetchval(queries.has_dropped, list(marks), list(marks.values())):
+            raise _OpsDropped
         await tx.fetchval(queries.remove, [one.id for one in some])
         applied = {record.head.index for record in merged.applied}
         peers = Counter(one.peer_id for one in some if one.id in applied)

@@ -77,6 +77,14 @@ with removed as (
 )
 select count(*) from removed;
 
+-- name: has_dropped
+-- Whether ops of these tables were dropped since their marks were read.
+select exists (
+    select from unnest($1::integer[], $2::text[]) as known (id, trimmed)
+      join restante.op_tables using (id)
+     where op_tables.trimmed <> known.trimmed
+);
+
 -- name: count_applied
 update restante.op_peers
    set applied = applied + done.count

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from restante.database import sql
-from restante.database.pool import Tx
+from restante.database import driver_errors, pool, sql
+from restante.database.pool import SCHEMA, Tx
+from restante.oplog.applying import records
 from restante.oplog.applying.incoming import Record
 from restante.text import printable
 
@@ -34,6 +35,35 @@ class Parked:
     key_hash: int | None
     reason: str
     sentence: str
+
+
+async def with_keys(tx: Tx, some: Sequence[Record], reason: str, sentence: str) -> list[Parked]:
+    """
+    Records of one table with their keys, unless the key is what is wrong with one.
+
+    By its key a parked op is found and removed when a newer one is applied.
+    """
+    if not some:
+        return []
+    table = some[0].table
+    await records.begin(tx, [table])
+    try:
+        async with pool.transaction(tx):
+            facts = await records.facts(tx, table, [one.key for one in some])
+    except driver_errors.FROM_THE_DRIVER as error:
+        if driver_errors.record_fault(error, own_schema=SCHEMA) is None:
+            raise
+        if len(some) == 1:
+            return [Parked(some[0], None, None, reason, sentence)]
+        middle = len(some) // 2
+        return [
+            *await with_keys(tx, some[:middle], reason, sentence),
+            *await with_keys(tx, some[middle:], reason, sentence),
+        ]
+    return [
+        Parked(one, fact.key, fact.key_hash, reason, sentence)
+        for one, fact in zip(some, facts, strict=True)
+    ]
 
 
 async def park(tx: Tx, peer_id: int, parked: Sequence[Parked], *, now: datetime) -> None:

@@ -323,7 +323,7 @@ def _values(position: Position) -> tuple[int, int, UUID, int]:
 
 
 def _may_catch_up(loss: PeerLoss) -> bool:
-    return loss.spared_until is None and loss.standing in {Standing.READABLE, Standing.MISSING}
+    return loss.standing in {Standing.READABLE, Standing.MISSING}
 
 
 def _is_equal(report: TableReport) -> bool:

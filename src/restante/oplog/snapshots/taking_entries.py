@@ -14,7 +14,6 @@ from restante.errors import PeerUnreachable
 from restante.oplog import rules, ulids
 from restante.oplog.applying import boundary, records
 from restante.oplog.applying.incoming import Head, Record
-from restante.oplog.applying.parking import Parked
 from restante.oplog.peers import Peer, normalised_host
 from restante.oplog.positions import Position
 from restante.oplog.rules import Action, Newest, SnapshotSides, Version
@@ -132,15 +131,14 @@ def is_ahead(entry: Entry, now: datetime) -> bool:
     return entry.newest is not None and rules.is_ahead(entry.newest.version.ulid, now=now)
 
 
-def parked_entry(taking: Taking, entry: Entry, reason: str, sentence: str) -> Parked:
+def as_op(taking: Taking, entry: Entry) -> Record:
     """The entry as an op; the number of its host is looked up when it is tried again."""
     floor = Version(max(taking.server_floor, EARLIEST), taking.progress.host)
     version = entry.newest.version if entry.newest else floor
     action: Action = "u" if taking.has_records else "d"
     is_approximate = entry.newest is None or entry.newest.is_approximate
     head = Head(0, version, 0, action, is_approximate)
-    record = Record(head, taking.table, entry.data, taking.columns, entry.key)
-    return Parked(record, None, None, reason, sentence)
+    return Record(head, taking.table, entry.data, taking.columns, entry.key)
 
 
 def checked(taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> list[Entry]:

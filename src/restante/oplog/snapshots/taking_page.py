@@ -102,29 +102,32 @@ async def take(tx: Tx, taking: Taking, sent: Sequence[wire.SnapshotEntry]) -> Ta
     checked = taking_entries.checked(taking, sent)
     entries = [one for one in checked if not taking_entries.is_ahead(one, taking.now)]
     ahead = [one for one in checked if taking_entries.is_ahead(one, taking.now)]
-    parked = [
-        taking_entries.parked_entry(taking, one, Verdict.PARK_FUTURE, _AHEAD) for one in ahead
-    ]
-    await parking.park(tx, taking.peer.id, parked, now=taking.now)
     refused = len(sent) - len(checked)
-    if not entries:
-        return Taken(refused=refused, parked=len(ahead))
+    applied = claimed = found = 0
     try:
-        applied, claimed, found = await _taken(tx, taking, entries)
+        if entries:
+            applied, claimed, found = await _taken(tx, taking, entries)
     except driver_errors.FROM_THE_DRIVER as error:
         reason = driver_errors.record_fault(error, own_schema=SCHEMA)
         if reason is None:
             raise
         raise RecordFault(reason, driver_errors.full_reason(error)) from error
+    await _park(tx, taking, ahead, Verdict.PARK_FUTURE, _AHEAD)
     return Taken(applied, refused + claimed, len(ahead), found)
 
 
 async def park(tx: Tx, taking: Taking, sent: wire.SnapshotEntry, fault: RecordFault) -> Taken:
     """Keep an entry that Postgres refuses as an op that is tried again; raises ParkedFull."""
-    (entry,) = taking_entries.checked(taking, [sent])
-    parked = taking_entries.parked_entry(taking, entry, fault.reason, str(fault))
-    await parking.park(tx, taking.peer.id, [parked], now=taking.now)
+    await _park(tx, taking, taking_entries.checked(taking, [sent]), fault.reason, str(fault))
     return Taken(parked=1)
+
+
+async def _park(
+    tx: Tx, taking: Taking, entries: Sequence[Entry], reason: str, sentence: str
+) -> None:
+    waiting = [taking_entries.as_op(taking, one) for one in entries]
+    parked = await parking.with_keys(tx, waiting, reason, sentence)
+    await parking.park(tx, taking.peer.id, parked, now=taking.now)
 
 
 async def _taken(tx: Tx, taking: Taking, entries: Sequence[Entry]) -> tuple[int, int, int]:

@@ -60,6 +60,8 @@ class Drop:
 
 async def whole(drop: Drop, last: Position | None, work: Work) -> None:
     """Drop a partition that takes no more ops."""
+    if last is not None:
+        await _remove_older_parked(work.connection, drop, last)
     async with transaction(work.connection) as tx:
         if last is not None:
             await _note(tx, drop, last)
@@ -79,6 +81,7 @@ async def _regularly_named(tx: Tx, drop: Drop) -> Partition:
 
 async def contents(drop: Drop, last: Position, work: Work) -> str | None:
     """Drop all that is in the partition in use, unless an op has arrived since; returns why not."""
+    await _remove_older_parked(work.connection, drop, last)
 
     async def attempt() -> str | None:
         async with transaction(work.connection) as tx:
@@ -118,6 +121,7 @@ async def older_part(drop: Drop, *, most: Position | None, work: Work) -> str | 
         last = await _last_before(connection, drop.partition, replace(most, n=most.n + 1))
     if last is None:
         return "nothing of it may go yet"
+    await _remove_older_parked(connection, drop, last)
     copy = f"{drop.log.parent}_{drop.now:{_NOT_A_START}}"
     await _create_copy(connection, drop, copy)
 
@@ -196,6 +200,17 @@ async def _often(attempt: Callable[[], Awaitable[str | None]]) -> str | None:
         await asyncio.sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
     with translated():
         return await attempt()
+
+
+async def _remove_older_parked(connection: Connection, drop: Drop, last: Position) -> None:
+    """
+    Forget parked ops that are older than what goes; they could not be judged by it any more.
+
+    Before anything is locked, because many may be parked.  An op never waits if a newer one of its
+    record is in the log already.
+    """
+    statement = _of(queries.remove_older_parked, drop.partition)
+    await connection.execute(statement, drop.log.decided.name, *_values(last))
 
 
 async def _note(tx: Tx, drop: Drop, last: Position) -> None:

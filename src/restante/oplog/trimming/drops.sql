@@ -14,6 +14,17 @@ select ulid, (select host from op_hosts where id = origin) as host
  order by ulid desc
  limit 1;
 
+-- name: remove_older_parked
+delete from op_parked
+ where table_name = $1
+   and exists (
+    select from {partition} as newer join op_hosts on op_hosts.id = newer.origin
+     where newer.key_hash = op_parked.key_hash
+       and newer.key = op_parked.key
+       and (newer.ulid, op_hosts.host collate "C") >= (op_parked.ulid, op_parked.origin collate "C")
+       and (newer.era, newer.xid, newer.ulid, newer.n) <= ($2, $3, $4, $5)
+   );
+
 -- name: raise_marks
 -- If the detach had to wait, the mark is there already, and what goes was counted with it.
 update op_tables

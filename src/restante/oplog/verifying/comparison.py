@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from restante.database.pool import Database
 from restante.errors import BadRequest
-from restante.oplog import tables
+from restante.oplog import peers, tables
 from restante.oplog.tables import TrackedTable
 from restante.oplog.verifying import digests
 from restante.wire.oplog_digests import (
@@ -67,7 +67,7 @@ class Here:
             return NodeDescription(
                 host=await tables.own_host(connection),
                 head=await digests.head(connection, found),
-                cursor=await digests.cursor_on(connection, self._peer_id),
+                cursor=await peers.read_from(connection, self._peer_id),
                 tables=[await digests.describe(connection, table) for table in found],
             )
 

@@ -47,14 +47,16 @@ async def describe(connection: Connection, table: TrackedTable) -> TableDescript
 
 
 async def head(connection: Connection, of: Sequence[TrackedTable]) -> str:
-    """The last position in the log of these tables; empty if there is none."""
-    row = await connection.fetchrow(queries.head, [table.id for table in of])
-    return str(Position(*row)) if row else ""
+    """
+    The last position in the log of these tables, or of what was dropped; empty if there is none.
 
-
-async def cursor_on(connection: Connection, peer_id: int) -> str:
-    """How far this node has read the log of a peer."""
-    return await connection.fetchval(queries.cursor_on, peer_id) or ""
+    Whoever has not read what was dropped gets it by a snapshot.  The mark is read last, so it has
+    what went before the log was looked at.
+    """
+    ids = [table.id for table in of]
+    row = await connection.fetchrow(queries.head, ids)
+    trimmed = await connection.fetchval(queries.trimmed, ids) or ""
+    return max(str(Position(*row)) if row else "", trimmed)
 
 
 async def cut(  # noqa: PLR0913 - where, and how much

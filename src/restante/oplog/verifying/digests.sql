@@ -57,8 +57,8 @@ select era, xid, ulid, n
  order by era desc, xid desc, ulid desc, n desc
  limit 1;
 
--- name: cursor_on
-select cursor from op_peers where id = $1;
+-- name: trimmed
+select max(trimmed) from op_tables where id = any($1::int[]);
 
 -- name: cut
 -- The key of every $3-th record of the next $2, and the last one.  Its columns are renamed to k0, k1, ...,
