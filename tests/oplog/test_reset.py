@@ -55,6 +55,7 @@ async def test_the_log_goes_and_all_nodes_stay_in_step(cluster: str, tmp_path: P
 
         async with Remote.opened(own_host=a.url, clock=clock) as remote:
             plan = await planned_with(a.db, remote, b.url, wait_seconds=25)
+        assert plan.refusals == [], plan
         has_plan.set()
         report = await reset(a.db, plan)
         for task in writing:
@@ -62,7 +63,6 @@ async def test_the_log_goes_and_all_nodes_stay_in_step(cluster: str, tmp_path: P
         await asyncio.wait(writing)
         rows = await converge(a, b, c)
 
-        assert plan.refusals == []
         assert report.left == []
         assert report.bytes > 0
         assert report.filesystem_bytes is not None
