@@ -16,6 +16,7 @@ from restante.wire import HeldSpace, PlanStep
 
 NOW = datetime(2026, 3, 29, 12, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+MIB = 1024 * 1024
 DAY = timedelta(days=1)
 MOMENT = timedelta(microseconds=1)
 EMPTY = BucketContents()
@@ -109,3 +110,26 @@ def test_a_bucket_with_an_arriving_upload_is_held(contents: BucketContents):
 def test_a_sealed_bucket_is_decided_on_like_any_other():
     """An earlier pass was interrupted after the seal."""
     assert decided_on(bucket(state=PartitionState.SEALED), EMPTY) == [DROP_BUCKET]
+
+
+def test_the_open_bucket_is_held_if_much_of_it_is_unused():
+    """What was deleted in it comes back after its hour, and the plan says so."""
+    found = replace(bucket(), bytes=3 * MIB, span=Span(NOW - HOUR / 2, NOW + HOUR / 2))
+
+    decided = decided_on(found, live(1, MIB))
+
+    assert isinstance(decided, HeldSpace)
+    assert (decided.bytes, decided.reclaimable_bytes) == (3 * MIB, 2 * MIB)
+    assert decided.until == NOW + HOUR / 2
+    assert decided.why == f"new files go into it until {decided.until:%H:%M} UTC"
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [live(1, 3 * MIB - 1000), live(1, 1, all_counted=False)],
+    ids=["used", "not counted"],
+)
+def test_the_open_bucket_is_not_worth_a_line_if_it_is_used(contents: BucketContents):
+    found = replace(bucket(), bytes=3 * MIB, span=Span(NOW - HOUR / 2, NOW + HOUR / 2))
+
+    assert decided_on(found, contents) == []

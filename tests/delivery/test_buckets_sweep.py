@@ -378,3 +378,25 @@ async def test_the_bucket_of_a_slow_upload_is_that_of_its_first_stored_bytes(
         "select count(*) from chunks join uploads using (bucket, workspace_id, file_id)"
     )
     assert stored == 2 * MIB // CHUNK_BYTES
+
+
+async def test_a_bucket_that_was_open_at_the_last_pass_is_looked_at_closely_when_it_is_over(
+    sweep: Sweep, connection: Any
+):
+    """
+    An idle pass does not look closely at what stays, and an open bucket always stays.
+
+    The second pass finds the next bucket open, and this one within the seconds that it may still be
+    written to.
+    """
+    workspace_id = await make_workspace(connection)
+    await make_partition(connection, CHUNKS, PAST + HOUR)
+    kept, *_ = await make_old(connection, workspace_id, 4)
+    await connection.execute("delete from uploads where file_id <> $1", kept)  # as if aborted
+
+    reports = [
+        await sweep.run_observed(Tally(), now=now)
+        for now in (PAST + HOUR / 2, PAST + HOUR + timedelta(seconds=1), PAST + 1.5 * HOUR)
+    ]
+
+    assert [actions(report) for report in reports] == [[], [], [MOVE_FILES, DROP_BUCKET]]
