@@ -12,10 +12,10 @@ export PIP_USER := 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check fmt docs bench soak lock release clean
+.PHONY: help setup serve test check fmt docs recording bench soak lock release clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 setup: $(TOOLS) ## install the exact versions of requirements-dev.lock into .venv
 
@@ -62,6 +62,9 @@ fmt: setup ## format the code and mend what the linter can
 docs: setup ## write the generated parts of the documents, and build them as a site into build/docs/site
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/site/build.py
+
+recording: setup ## record the picture in the README again; needs tmux, and the port 8080
+	$(BIN)/python docs/recording.py
 
 bench: setup ## measure, and print each figure as a ratio
 	$(BIN)/python -m bench

@@ -32,8 +32,9 @@ _ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "docs/decisions": "decisions/index.md",
+    "docs/runbooks": "runbooks/index.md",
 }
-_LINK = re.compile(r"(!?)\[([^]]*)\]\(([^)\s]+)\)")
+_LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 _CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -58,6 +59,7 @@ def collect(pages: Path) -> None:
     """Write all pages of the site into a directory, with the configuration of Sphinx."""
     shutil.copytree(SITE / "pages", pages)
     shutil.copy(SITE / "conf.py", pages)
+    shutil.copy(DOCS / "recording.svg", pages)
     for path in sources():
         page = pages / place_of(path)
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +83,7 @@ def with_links_of_the_site(path: Path, pages: Path) -> str:
     """The text of a page; files that it links to, and that are no pages, are copied."""
 
     def changed(found: re.Match[str]) -> str:
-        return _changed_link(found, path, pages)
+        return _changed_link(found[0], path, pages)
 
     parts = _CODE.split(path.read_text())
     # Every other part is code.
@@ -89,23 +91,18 @@ def with_links_of_the_site(path: Path, pages: Path) -> str:
     return "".join(parts)
 
 
-def _changed_link(found: re.Match[str], path: Path, pages: Path) -> str:
-    mark, text, link = found.groups()
+def _changed_link(link: str, path: Path, pages: Path) -> str:
     file, hash_, anchor = link.partition("#")
     target = Path(os.path.normpath(path.parent / file))
     if not file or not target.exists():
-        return found[0]  # another site's, or one that Sphinx complains about
-    inside = target.relative_to(ROOT).as_posix()
-    if target.suffix == ".md" or inside in _ELSEWHERE:
+        return link  # another site's, or one that Sphinx complains about
+    if target.suffix == ".md" or target.relative_to(ROOT).as_posix() in _ELSEWHERE:
         place = place_of(target)
-    elif target.is_dir():
-        return f"`{inside}/`"
     else:
         place = PurePosixPath("files") / target.name
         (pages / place).parent.mkdir(exist_ok=True)
         shutil.copy(target, pages / place)
-    to = os.path.relpath(place, place_of(path).parent)
-    return f"{mark}[{text}]({to}{hash_}{anchor})"
+    return os.path.relpath(place, place_of(path).parent) + hash_ + anchor
 
 
 def commands_page() -> Iterator[str]:

@@ -1,9 +1,8 @@
-"""The commands in the README work on a real server."""
+"""The commands in the README and in the first steps work, one after the other, on a real server."""
 
-import json
 import re
-import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,127 +10,151 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from processes import RESTANTE, Server, clean_environment
+from processes import RESTANTE, Server, clean_environment, wait_until
 
-README = Path(__file__).parents[2] / "README.md"
-TRY_IT = re.compile(r"^## Try it by hand$(.*?)^## ", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+FIRST_STEPS = ROOT / "docs/first-steps.md"
+SECTION = re.compile(r"^## (.*?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-CONNECT = re.compile(r"^## Connect a laptop$(.*?)^## ", re.MULTILINE | re.DOTALL)
-TALK = re.compile(r"^## Have a conversation$(.*?)^## ", re.MULTILINE | re.DOTALL)
 ADDRESS = "http://127.0.0.1:8080"
+ANOTHER_MACHINE = "A laptop that is another machine"
+
+# Not run here: the server runs already, and tests/install builds and installs the wheel.
+NOT_HERE = ("make ", "uvx ", "pipx ", "pip ")
 
 
-def first_blocks(directory: Path, server: Server) -> list[str]:
-    """The try-out and the operator's commands, at this server and with files of our own."""
-    found = TRY_IT.search(README.read_text())
-    assert found
-    blocks = SHELL_BLOCK.findall(found[1])[:2]
-    assert all(ADDRESS in block or ".venv/bin/restante" in block for block in blocks)
-    return [
-        block.replace(ADDRESS, server.address)
-        .replace("/tmp/", f"{directory}/")
-        .replace(".venv/bin/restante", str(RESTANTE))
-        for block in blocks
-    ]
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """The shell blocks of a page, each with the title of its section."""
+    for title, text in SECTION.findall(page.read_text()):
+        for block in SHELL_BLOCK.findall(text):
+            yield title, block
 
 
-@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
-def test_the_try_out_works_as_it_is_written(server: Server, tmp_path: Path):
-    """A reader pastes it; the file comes back whole and is acknowledged, and the status knows."""
-    server.start()
-    shutil.copy(README, tmp_path / "README.md")
+class Terminals:
+    """Those of a reader who pastes every block; what lasts gets a terminal of its own."""
 
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join(first_blocks(tmp_path, server))],
-        cwd=tmp_path,
-        env=clean_environment(RESTANTE_DATA_DIR=str(server.data_dir), COLUMNS="200"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    def __init__(self, server: Server, directory: Path) -> None:
+        self._server = server
+        self._environment = clean_environment(
+            RESTANTE_URL=server.address,
+            RESTANTE_DATA_DIR=str(server.data_dir),
+            TOKEN=server.admin_token,
+            COLUMNS="200",
+        )
+        self._lasting: dict[str, subprocess.Popen[bytes]] = {}
+        self._output = directory / "output"
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    registered, feed = (json.loads(line) for line in done.stderr.splitlines() if line)
-    assert registered["status"] == "registered"
-    assert [row["method"] for row in feed] == ["chat_upload_receive"]
-    assert (tmp_path / "fetched.md").read_bytes() == README.read_bytes()
-    assert '{"acked":true}' in done.stdout
-    assert "0 never fetched, 0 fetched but not acknowledged, 1 acknowledged" in done.stdout
-    assert "would be freed." in done.stdout
+    def paste(self, block: str, directory: Path) -> None:
+        """Run a block to its end; a line that lasts stays open until its like begins."""
+        lasting = [line for line in block.splitlines() if _lasts(line)]
+        lines = [line for line in block.splitlines() if line not in lasting]
+        # Not into the file: `tee /dev/stderr` would empty it.
+        with self._begun("\n".join(lines), directory, subprocess.PIPE) as process:
+            said, _ = process.communicate(timeout=60)
+        self._note(said)
+        assert process.returncode == 0, f"{block}\n{self.said}"
+        for line in lasting:
+            terminal = f"{directory} {line.split()[1]}"
+            self._press_ctrl_c(terminal)
+            with self._output.open("ab") as output:
+                self._lasting[terminal] = self._begun(f"exec {line}", directory, output)
+
+    def _begun(
+        self, commands: str, directory: Path, output: IO[bytes] | int
+    ) -> "subprocess.Popen[bytes]":
+        here = (
+            commands.replace(ADDRESS, self._server.address)
+            .replace("https://restante.example", self._server.address)
+            .replace("/tmp/", f"{directory}/")
+            .replace(".venv/bin/restante", str(RESTANTE))
+            .replace("exec restante ", f"exec {RESTANTE} ")
+        )
+        return subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", here],
+            cwd=directory,
+            env=self._environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def _note(self, said: bytes) -> None:
+        with self._output.open("ab") as output:
+            output.write(said)
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text()
+
+    def _press_ctrl_c(self, terminal: str) -> None:
+        if process := self._lasting.pop(terminal, None):
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) in {0, 130}
+
+    def close(self) -> None:
+        for terminal in list(self._lasting):
+            self._press_ctrl_c(terminal)
+
+    def wait_for(self, path: Path) -> None:
+        wait_until(path.exists, seconds=60, what=f"{path.name} in {self.said}")
+
+    def wait_for_line(self, pattern: str) -> None:
+        wait_until(
+            lambda: re.search(pattern, self.said, re.MULTILINE),
+            seconds=60,
+            what=f"{pattern} in {self.said}",
+        )
 
 
-def test_a_laptop_is_connected_and_sent_to_as_it_is_written(server: Server, tmp_path: Path):
-    """The newcomer's first minute: two commands, and a file is there."""
-    server.start()
-    shutil.copy(README, tmp_path / "README.md")
-    found = CONNECT.search(README.read_text())
-    assert found
-    connect, send = (
-        block.replace(ADDRESS, server.address).replace(".venv/bin/restante", str(RESTANTE))
-        for block in SHELL_BLOCK.findall(found[1])
-    )
-    environment = clean_environment(
-        RESTANTE_URL=server.address, RESTANTE_DATA_DIR=str(server.data_dir)
-    )
-
-    with subprocess.Popen(
-        connect.split(), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    ) as connected:
-        assert connected.stdout is not None
-        until_said(connected.stdout, "Files appear in")
-        subprocess.run(send.split(), cwd=tmp_path, env=environment, check=True, timeout=60)
-        assert until_said(connected.stdout, "received").endswith("B  README.md\n")
-        connected.terminate()
-
-    assert (tmp_path / "inbox" / "README.md").read_bytes() == README.read_bytes()
-
-
-def test_a_conversation_works_as_it_is_written(server: Server, tmp_path: Path):
-    """A question, the answer of the agent's command, and something that it says by itself."""
-    server.start()
-    shutil.copy(README, tmp_path / "README.md")
-    found = TALK.search(README.read_text())
-    assert found
-    connect, ask_and_look, notify = (
-        block.replace(".venv/bin/restante", str(RESTANTE))
-        for block in SHELL_BLOCK.findall(found[1])
-    )
-    ask, look = map(shlex.split, ask_and_look.splitlines())
-    environment = clean_environment(
-        RESTANTE_URL=server.address, RESTANTE_DATA_DIR=str(server.data_dir)
-    )
-    first = [RESTANTE, "connect", server.address, "--dir", "inbox", "--name", "laptop", "--once"]
-    subprocess.run(first, cwd=tmp_path, env=environment, check=True, timeout=60)
-
-    with (
-        begun(shlex.split(connect), tmp_path, environment) as connected,
-        begun(look, tmp_path, environment) as inbox,
-    ):
-        subprocess.run(ask, cwd=tmp_path, env=environment, check=True, timeout=60)
-        subprocess.run(shlex.split(notify), cwd=tmp_path, env=environment, check=True, timeout=60)
-        shown = [inbox.readline()[29:].strip() for _ in range(4)]
-        until_said(connected, "answered: ")
-
-    assert shown[0] == "canvas: How long is this?"
-    agents = sorted(line for line in shown[1:])
-    assert re.fullmatch(r"agent: +\d+ +\d+ +\d+", agents[0])
-    assert agents[1] == "agent: I have read it. [README.md]"
-    assert agents[2].startswith("agent: file README.md (")
+def _lasts(line: str) -> bool:
+    return "restante connect " in line or "--follow" in line
 
 
 @contextmanager
-def begun(words: list[str], directory: Path, environment: dict[str, str]) -> Iterator[IO[str]]:
-    """The output of a command that runs until the end of the context."""
-    with subprocess.Popen(
-        words, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout
-        finally:
-            process.terminate()
+def opened(server: Server, directory: Path) -> Iterator[Terminals]:
+    terminals = Terminals(server, directory)
+    try:
+        yield terminals
+    finally:
+        terminals.close()
 
 
-def until_said(lines: IO[str], beginning: str) -> str:
-    return next(line for line in lines if line.startswith(beginning))
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_all_commands_work_one_after_the_other(server: Server, tmp_path: Path):
+    """A newcomer pastes them in one session: none of them breaks a later one."""
+    server.start()
+    shutil.copy(README, tmp_path)
+    laptop = tmp_path / "laptop"
+    laptop.mkdir()
+
+    with opened(server, tmp_path) as terminals:
+        for title, block in (*blocks(README), *blocks(FIRST_STEPS)):
+            if not block.startswith(NOT_HERE):
+                directory = laptop if title == ANOTHER_MACHINE else tmp_path
+                terminals.paste(block, directory)
+                terminals.wait_for(directory / "inbox/.molecule/restante/credentials.json")
+
+        terminals.paste(".venv/bin/restante send laptop README.md", tmp_path)
+        terminals.wait_for(tmp_path / "inbox/README (2).md")
+        terminals.wait_for_line(r"agent: +\d+ +\d+ +\d+$")
+        terminals.wait_for_line(r"agent: I have read it\. \[README\.md\]$")
+
+    said = terminals.said
+    assert (tmp_path / "inbox/README.md").read_bytes() == README.read_bytes()
+    assert (tmp_path / "fetched.md").read_bytes() == README.read_bytes()
+    assert '"status":"registered"' in said
+    assert '"method":"chat_upload_receive"' in said
+    assert '{"acked":true}' in said
+    assert "canvas: How long is this?" in said
+    assert "would be freed." in said
+
+
+def test_the_readme_is_short_and_shows_a_picture_that_needs_nothing_else():
+    """It is read in half a minute; the picture has neither scripts nor fonts from elsewhere."""
+    (picture,) = re.findall(r"!\[[^]]{40,}\]\((.*?)\)", README.read_text())
+    drawn = (ROOT / picture).read_text()
+
+    assert len(README.read_text().splitlines()) < 140
+    assert "restante connect" in drawn
+    for loads in ("<script", "<image", "<foreignObject", "href", "src=", "url(", "@import"):
+        assert loads not in drawn
