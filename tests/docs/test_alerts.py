@@ -22,7 +22,7 @@ CASES = Path(__file__).with_name("alerts.test.yml")
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
 
 NAMESPACE = Settings().metrics_namespace
-NAME = re.compile(rf"\b{NAMESPACE}_\w+")
+NAME = re.compile(rf"\b(?:{NAMESPACE}|process)_\w+|\brestante_build_info\b")
 MATCHERS = re.compile(rf"({NAMESPACE}_\w+){{([^}}]*)}}")
 GROUPED = re.compile(rf"by \(([^)]*)\) \((?:\w+\()*[^a-z]*({NAMESPACE}_\w+)")
 

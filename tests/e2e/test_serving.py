@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from processes import READY, RESTANTE, STOPPED_SECONDS, Server, clean_environment, wait_until
 
+from restante import __version__
 from restante.database import migrate
 
 
@@ -123,30 +124,35 @@ def test_the_directories_of_the_database_are_private(new_server: Server):
 
 
 def test_logs_are_json_when_the_output_is_not_a_terminal(running: Server):
-    running.get("/health", {"X-Request-ID": "a-request-of-mine"})
+    running.get("/nothing", {"X-Request-ID": "a-request-of-mine"})
+    running.get("/health", {"X-Request-ID": "a-probe"})
     running.stop()
 
     lines = [line for line in running.output if line.startswith("{")]
     events = [msgspec.json.decode(line) for line in lines]
     (event,) = [event for event in events if event.get("request_id") == "a-request-of-mine"]
     assert event["event"] == "request"
-    assert (event["method"], event["route"], event["status"]) == ("GET", "/health", 200)
+    assert (event["method"], event["path"], event["status"]) == ("GET", "/nothing", 404)
+    assert event["client"] == "127.0.0.1"
     assert event["seconds"] >= 0
     assert event["timestamp"].endswith("Z")
+    assert "a-probe" not in running.said
+    assert (events[-1]["event"], events[-1]["version"]) == ("stopped", __version__)
+    (started,) = [event for event in events if event["event"] == "started"]
+    assert (started["version"], started["address"]) == (__version__, running.address)
 
 
 @pytest.mark.anyio
 async def test_logs_are_columns_on_a_terminal(dsn_on_terminal: "Terminal"):
-    dsn_on_terminal.server.get("/health")
+    dsn_on_terminal.server.get("/nothing")
 
     line = wait_until(
-        lambda: next((n for n in dsn_on_terminal.lines() if "route" in n), None),
+        lambda: next((n for n in dsn_on_terminal.lines() if "/nothing" in n), None),
         seconds=30,
         what="a line for the request",
     )
 
-    assert re.search(r"\[info.*\] request .*method=GET .*route=/health", line)
-    assert not line.startswith("{")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d 404 GET +/nothing +\d+ B +\d+ ms", line)
 
 
 class Terminal:

@@ -265,7 +265,7 @@ async def test_the_space_account_is_in_the_metrics(run_site: SiteFactory, connec
     assert found["molecule_space_growth_bytes_per_day",] > 0
     assert min(found["molecule_leaf_lead_seconds", table] for table in ("chunks", "feed")) > 3600
     if status["free_bytes"] is not None:
-        assert found["molecule_space_days_until_full",] > 0
+        assert found["molecule_space_seconds_until_full",] > 0
 
 
 async def test_the_number_of_workspaces_in_the_metrics_is_bounded(site: Site):

@@ -1,5 +1,6 @@
 """The names and labels of the metrics that existing dashboards use."""
 
+import platform
 import re
 from collections import Counter
 from typing import Any
@@ -11,11 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from sites import Site
 from starlette.routing import Route
 
+from restante import __version__
 from restante.server.app import ROUTES
 
 pytestmark = pytest.mark.anyio
 
 Samples = dict[tuple[str, ...], float]
+BUILD_INFO = "restante_build_info"
 REQUESTS = "molecule_http_requests_total"
 SECONDS = "molecule_http_request_duration_seconds_total"
 ACTIVITY = "/workspaces/:id/activity"
@@ -155,5 +158,12 @@ async def test_watchers_are_counted_from_the_start(site: Site):
 
 async def test_every_metric_is_in_the_namespace_and_explained(site: Site):
     for family in await families(site):
-        assert family.name.startswith("molecule_")
+        assert family.name.startswith(("molecule_", "process_")) or family.name == BUILD_INFO
         assert family.documentation.strip()
+
+
+async def test_the_release_and_the_process_are_among_them(site: Site):
+    found = await samples(site, BUILD_INFO, "version", "python")
+
+    assert found == {(__version__, platform.python_version()): 1}
+    assert (await samples(site, "process_open_fds"))[()] > 3

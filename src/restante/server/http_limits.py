@@ -16,9 +16,9 @@ from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 from restante.errors import BadRequest, TooManyConnections
 from restante.server.connections import Connections, Place
 from restante.server.lingering import LingeringHttp
-from restante.server.raw_answers import raw_answer
+from restante.server.raw_answers import identified, raw_answer
 from restante.server.websocket_limits import BoundedWebSocket
-from restante.workspaces.concurrency import PLACE
+from restante.workspaces.concurrency import PLACE, RECEIVED
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEAD_SECONDS = 30.0
@@ -111,7 +111,7 @@ class BoundedHttp(LingeringHttp):
 
     def _refuse_connection(self) -> None:
         """Not at once: whoever connects again without a pause would cost more than the others."""
-        self.transport.write(_REFUSED)
+        self.transport.write(identified(_REFUSED, self.client and self.client[0]))
         self.linger(max_seconds=_REFUSED_SECONDS, max_bytes=_MAX_BYTES_AFTER_REFUSAL)
 
     @property
@@ -149,7 +149,8 @@ class BoundedHttp(LingeringHttp):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head = True
-        cast("dict[str, Any]", self.scope)[PLACE] = self._place
+        scope = cast("dict[str, Any]", self.scope)
+        scope[PLACE], scope[RECEIVED] = self._place, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_head:
@@ -169,6 +170,7 @@ class BoundedHttp(LingeringHttp):
     def on_body(self, body: bytes) -> None:
         self._other_bytes -= len(body)
         self._body_bytes += len(body)
+        cast("dict[str, Any]", self.scope)[RECEIVED] = self._body_bytes
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -216,7 +218,7 @@ class BoundedHttp(LingeringHttp):
     def _say(self, last: bytes) -> None:
         """Send the last answer on this connection."""
         if not self.transport.is_closing():
-            self.transport.write(last)
+            self.transport.write(identified(last, self.client and self.client[0]))
             self.linger()
 
     @property

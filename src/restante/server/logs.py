@@ -1,11 +1,13 @@
-"""Structured logs on standard error: columns for people, JSON for machines."""
+"""Structured logs on standard error: lines for people, JSON for machines."""
 
 import logging
 import sys
 from typing import Literal
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from restante.server.request_lines import columns, request_line
 
 # Libraries log warnings and above.
 _QUIET = ("uvicorn", "uvicorn.error", "asyncio", "aiohttp")
@@ -15,14 +17,17 @@ _SILENT = ("asyncpg",)
 
 def configure(style: Literal["auto", "columns", "json"], level: str) -> None:
     """Set up logging: ours through structlog, the libraries' in the same format."""
-    columns = style == "columns" or (style == "auto" and sys.stderr.isatty())
+    for_people = style == "columns" or (style == "auto" and sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+        if for_people
+        else structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    chosen: list[Processor] = [_one_line_per_request] if for_people and level != "debug" else []
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*shared, *chosen, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
@@ -33,7 +38,7 @@ def configure(style: Literal["auto", "columns", "json"], level: str) -> None:
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *(_for_people() if columns else _for_machines()),
+                *(_for_people() if for_people else _for_machines()),
             ],
         )
     )
@@ -50,14 +55,27 @@ def _is_not_logged_by_us(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Exception in ASGI application")
 
 
+def _one_line_per_request(_logger: object, level: str, event: EventDict) -> EventDict:
+    """Leave out what a request reports beside its own line, unless something is wrong."""
+    if level == "info" and "request_id" in event and event["event"] != "request":
+        raise structlog.DropEvent
+    return event
+
+
 def _for_people() -> list[Processor]:
-    return [
-        structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(),
-            # The default one prints local variables, and with them tokens and contents.
-            exception_formatter=structlog.dev.plain_traceback,
-        )
-    ]
+    colors = sys.stderr.isatty()
+    others = structlog.dev.ConsoleRenderer(
+        colors=colors,
+        # The default one prints local variables, and with them tokens and contents.
+        exception_formatter=structlog.dev.plain_traceback,
+    )
+
+    def render(logger: WrappedLogger, level: str, event: EventDict) -> str:
+        if event["event"] == "request":
+            return request_line(event, width=columns(), colors=colors)
+        return others(logger, level, event)
+
+    return [render]
 
 
 def _for_machines() -> list[Processor]:

@@ -1,13 +1,16 @@
 """Every metric, with its labels and its help text.  All label values start at 0."""
 
 import math
+import platform
 from collections import Counter as Counts, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from restante import __version__
 from restante.retention.disk import DiskState
 from restante.retention.subjects import Subjects
 from restante.server.metric_page import Page
@@ -23,6 +26,7 @@ UPLOAD_STATES = UploadStates.__struct_fields__
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _OF_REQUESTS = ("method", "path", "status")
+_DAY_SECONDS = 86_400
 
 
 class Metrics:
@@ -32,6 +36,8 @@ class Metrics:
         self._for_all = for_all = Page(namespace)
         self._for_operator = for_operator = Page(namespace)
         self.registry, self.operator_registry = for_all.registry, for_operator.registry
+        ProcessCollector(registry=for_all.registry)
+        _build_info(for_all.registry)
         self.requests = RequestMetrics(for_all)
         self.connections = ConnectionMetrics(for_all)
         self.listening_silent_seconds = for_all.gauge(
@@ -259,8 +265,8 @@ class SpaceMetrics:
         self.growth = page.gauge(
             "space_growth_bytes_per_day", "How fast the tables grow; NaN until that is known."
         )
-        self.days_until_full = page.gauge(
-            "space_days_until_full",
+        self.seconds_until_full = page.gauge(
+            "space_seconds_until_full",
             "When the disk is full at this growth; NaN if not known, or never.",
         )
         self.leaf_lead_seconds = page.gauge(
@@ -289,7 +295,7 @@ class SpaceMetrics:
         self.live_bytes.set(space.live_bytes)
         self.dead_bytes.set(space.dead_bytes)
         self.growth.set(_or_nan(space.growth_bytes_per_day))
-        self.days_until_full.set(_or_nan(space.days_until_full))
+        self.seconds_until_full.set(_or_nan(space.days_until_full) * _DAY_SECONDS)
         self.pins.set(len(space.pins))
         self.feed_bytes.set(space.feed_bytes)
         self.feed_bytes_limit.set(space.max_feed_bytes)
@@ -372,6 +378,17 @@ class WorkspaceMetrics:
         self.lag.clear()
         for lag in space.lags:
             self.lag.labels(str(lag.workspace_id)).set(lag.behind)
+
+
+def _build_info(registry: CollectorRegistry) -> None:
+    """Its name does not depend on the namespace: it says which program this is."""
+    info = Gauge(
+        "restante_build_info",
+        "Always 1; the labels say which release runs, and on which Python.",
+        ["version", "python"],
+        registry=registry,
+    )
+    info.labels(__version__, platform.python_version()).set(1)
 
 
 def _or_nan(value: float | None) -> float:

@@ -22,10 +22,15 @@ from restante.http.origins import OriginChecks
 from restante.http.problems import on_bug, server_stopping
 from restante.server.address_limit import AddressLimit
 from restante.server.health import PROBES
+from restante.workspaces.concurrency import ACCOUNT, RECEIVED
 
 log = structlog.get_logger()
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MAX_PATH = 256  # characters in the log
+_AFTER_TWO_PARTS = re.compile(r"^(/[^/]*/[^/]*)/.*")
+_SECRET = re.compile(r"[A-Za-z0-9_=-]{38,}")  # as long as a token, and longer than an id
+_HANDSHAKE_ANSWERS = frozenset({"websocket.accept", "websocket.http.response.start"})
 _PROBE = "probe"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 UNMATCHED = "unmatched"  # any address without a route; a raw URL never becomes a label
@@ -40,6 +45,24 @@ def path_label(pattern: str) -> str:
     return re.sub(r"{(\w+)}", r":\1", pattern.replace("{workspace_id}", "{id}"))
 
 
+def _request_id(scope: Scope) -> str:
+    """The caller's own, if it is well-formed."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def _who_and_where(scope: Scope, route: str) -> dict[str, str]:
+    """What a log line says about the caller and the path; nothing is looked up for it."""
+    path = scope.get("raw_path", b"").decode("latin-1")[:_MAX_PATH]
+    if route == UNMATCHED:  # somebody may have put a secret into a wrong address
+        path = _SECRET.sub("***", _AFTER_TWO_PARTS.sub(r"\1/…", path))
+    client, workspace = scope.get("client"), scope[ACCOUNT].workspace
+    found = {"path": path, "client": client[0] if client else ""}
+    if workspace is not None:
+        found |= {"workspace": str(workspace.id), "name": workspace.name}
+    return found
+
+
 @dataclass(slots=True)
 class _Answer:
     """What is sent back, and how far it got."""
@@ -50,9 +73,12 @@ class _Answer:
     cross_origin: list[tuple[bytes, bytes]]
     status: int = CLIENT_CLOSED_REQUEST
     has_begun: bool = False
+    sent: int = 0  # bytes of the body
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] == "http.response.body":
+            self.sent += len(message.get("body", b""))
+        elif message["type"] == "http.response.start":
             self.has_begun = True
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -87,7 +113,20 @@ class ObservedApp(Starlette):
             if scope["type"] == "http":
                 await self._observe(scope, receive, send)
             else:
-                await self._begin(scope, receive, send)
+                await self._handshake(scope, receive, send)
+
+    async def _handshake(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket: its accepting or refusing answer has a request id, and so has its log."""
+        request_id = _request_id(scope)
+
+        async def send_identified(message: Message) -> None:
+            if message["type"] in _HANDSHAKE_ANSWERS:
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await self._begin(scope, receive, send_identified)
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self.state.metrics.requests.turn_wait_seconds.time():
@@ -95,10 +134,8 @@ class ObservedApp(Starlette):
         await super().__call__(scope, receive, send)
 
     async def _observe(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         cross_origin = self.state.cross_origin.headers(scope)
-        answer = _Answer(send, request_id, scope[TRANSPORT], cross_origin)
+        answer = _Answer(send, _request_id(scope), scope[TRANSPORT], cross_origin)
         started = time.monotonic()
         with structlog.contextvars.bound_contextvars(request_id=answer.request_id):
             try:
@@ -109,12 +146,17 @@ class ObservedApp(Starlette):
                 route = getattr(scope.get("route"), "path", UNMATCHED)
                 requests, label = self.state.metrics.requests, path_label(route)
                 requests.answered(method, label, answer.status, seconds)
-                log.info(
+                # Probes come every few seconds, and a failed one is logged as `request_failed`.
+                say = log.debug if scope["path"] in PROBES else log.info
+                say(
                     "request",
                     method=method,
                     route=route,
                     status=answer.status,
                     seconds=round(seconds, 4),
+                    bytes_in=scope.get(RECEIVED, 0),
+                    bytes_out=answer.sent,
+                    **_who_and_where(scope, route),
                 )
 
     async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> None:

@@ -20,6 +20,7 @@ from restante.wire.oplog_plan import OplogPlan
 from restante.wire.oplog_status import OplogStatus
 
 _LOG = "ops"
+_DAY_SECONDS = 86_400
 _DROPPED = {
     "dropped_ops": "Ops that were dropped, about.",
     "dropped_bytes": "The bytes of those ops on disk.",
@@ -82,8 +83,8 @@ class TrimmingMetrics:
         self.growth = for_all.gauge(
             "oplog_growth_bytes_per_day", "How fast the log grows; NaN until that is known."
         )
-        self.days_until_full = for_all.gauge(
-            "oplog_days_until_full",
+        self.seconds_until_full = for_all.gauge(
+            "oplog_seconds_until_full",
             "When the disk is full at the growth of the log alone; NaN if not known, or never.",
         )
         self.due_bytes = for_all.gauge("oplog_due_bytes", "What the next sweep drops of the log.")
@@ -137,7 +138,8 @@ class TrimmingMetrics:
             (table.growth_bytes_per_day for table in space.tables if table.name == _LOG), None
         )
         self.growth.set(_or_nan(growth))
-        self.days_until_full.set(_or_nan(days_until_full(space.free_bytes, growth)))
+        days = days_until_full(space.free_bytes, growth)
+        self.seconds_until_full.set(_or_nan(days) * _DAY_SECONDS)
 
 
 def _age(moment: datetime | None, now: datetime, *, otherwise: float) -> float:

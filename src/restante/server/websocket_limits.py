@@ -6,7 +6,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from restante.errors import BadRequest
 from restante.server.connections import Connections, Place
-from restante.server.raw_answers import raw_answer
+from restante.server.raw_answers import identified, raw_answer
 from restante.workspaces.concurrency import PLACE
 
 MAX_HANDSHAKE_SECONDS = 30.0
@@ -64,7 +64,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def _refuse(self) -> None:
         if not self.transport.is_closing():
-            self.transport.write(_NOT_UNDERSTOOD)
+            self.transport.write(identified(_NOT_UNDERSTOOD, self.client and self.client[0]))
             self.transport.close()
 
     def handle_events(self) -> None:

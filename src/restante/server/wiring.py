@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import msgspec
 import structlog
 from starlette.applications import Starlette
 
+from restante import __version__
 from restante.database import driver_errors, migrate
 from restante.database.listener import Listener
 from restante.database.pool import Database
@@ -81,15 +84,22 @@ class Ready:
 
 async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
     """Run a server until SIGTERM or SIGINT; raises RestanteError if it cannot start."""
+    began = time.monotonic()
     listening = listen(settings.host, settings.port)
     stop = StopOnSignal()
     with listening, suppress(asyncio.CancelledError):
         async with application(settings) as (web, token_file):
             ready = Ready(address_of(listening, settings.host), token_file)
-            http = http_server(settings, web, on_ready=lambda: announce(ready))
+            http = http_server(settings, web, on_ready=partial(_started, ready, announce))
             _collect_garbage_rarely()
             stop.on_signal(partial(stop_serving, http, web))
             await http.serve(sockets=[listening])
+    log.info("stopped", version=__version__, seconds=round(time.monotonic() - began, 1))
+
+
+def _started(ready: Ready, announce: Callable[[Ready], None]) -> None:
+    log.info("started", version=__version__, address=ready.address, pid=os.getpid())
+    announce(ready)
 
 
 def _collect_garbage_rarely() -> None:

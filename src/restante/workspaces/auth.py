@@ -176,7 +176,9 @@ async def owner_of(
     found = await access(request).find_own(wanted, bearer(request))
     if found is None:
         raise NotAuthenticated(otherwise)
-    account(request).charge(found.id)
+    paying = account(request)
+    paying.charge(found.id)
+    paying.workspace = found
     return found
 
 
@@ -189,9 +191,14 @@ async def owner_or_admin_of(request: HTTPConnection, wanted: WorkspaceId) -> Wor
     """The same for a workspace that is named elsewhere than in the path."""
     if not is_admin(request):
         return await owner_of(request, wanted)
+    return await _known(request, wanted)
+
+
+async def _known(request: HTTPConnection, wanted: WorkspaceId) -> Workspace:
     found = await access(request).find(wanted)
     if found is None:
         raise WorkspaceUnknown
+    account(request).workspace = found
     return found
 
 
@@ -231,13 +238,12 @@ async def owner_by_token(request: HTTPConnection, claimed: str | None) -> Worksp
             "Send your own workspace's token as `Authorization: Bearer <token>`; "
             f"{wire.CALLER_ID}, if sent, must be its id."
         )
-    account(request).charge(caller.id)
+    paying = account(request)
+    paying.charge(caller.id)
+    paying.workspace = caller
     return caller
 
 
 async def recipient(request: HTTPConnection) -> Workspace:
     """To whom a message is sent, for a sender that was checked; raises WorkspaceUnknown."""
-    found = await access(request).find(workspace_id(request))
-    if found is None:
-        raise WorkspaceUnknown
-    return found
+    return await _known(request, workspace_id(request))

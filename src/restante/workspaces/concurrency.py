@@ -9,14 +9,18 @@ or of the operator.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from restante.database import shares
 from restante.errors import TooManyAtOnce
 
-# The keys of the ASGI scope that have a request's account and its connection.
+if TYPE_CHECKING:
+    from restante.workspaces.rules import Workspace
+
+# The keys of the ASGI scope that have a request's account, its connection and its size.
 ACCOUNT = "restante.account"
 PLACE = "restante.place"
+RECEIVED = "restante.received"  # bytes of the body so far
 
 _RETRY_AFTER_SECONDS = 1
 
@@ -65,7 +69,7 @@ class Concurrency:
 class Account:
     """Whom one request is charged to."""
 
-    __slots__ = ("_charged", "_concurrency", "_place")
+    __slots__ = ("_charged", "_concurrency", "_place", "workspace")
 
     def __init__(self, concurrency: Concurrency, place: Place | None) -> None:
         self._concurrency = concurrency
@@ -73,6 +77,7 @@ class Account:
         if place:
             place.request_began()
         self._charged: Hashable | None = None
+        self.workspace: Workspace | None = None  # for the log: whom it is about, once it is known
 
     def charge(self, caller: Hashable) -> None:
         """Charge the caller, once; raises TooManyAtOnce."""
