@@ -1,5 +1,6 @@
 """The JSON log; the column format is tested in e2e."""
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -55,7 +56,30 @@ def test_duplicates_from_libraries_are_dropped():
     """We log the traceback of a bug ourselves, and requests report an unavailable database."""
     program = """
 logging.getLogger("uvicorn.error").error("Exception in ASGI application\\\\n")
+logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
 logging.getLogger("asyncpg.pool").warning("Failed to restore the pool connection floor")
 """
 
     assert logged(program) == []
+
+
+def test_on_a_terminal_a_request_is_one_line():
+    """What else happened in it is left out, unless something is wrong."""
+    program = """
+logs.configure("columns", "info")
+with structlog.contextvars.bound_contextvars(request_id="mine"):
+    log.info("upload_staged", size=3)
+    log.warning("request_failed", code="not_ready")
+    log.info("request", method="GET", path="/", status=200, seconds=0.1, bytes_in=0, bytes_out=3)
+log.info("started", version="0.1.0")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + program], capture_output=True, text=True, check=True
+    )
+
+    lines = [re.sub(" +", " ", line.partition(" ")[2]) for line in done.stderr.splitlines()]
+    assert lines == [
+        "[warning ] request_failed code=not_ready request_id=mine",
+        "200 GET / 3 B 100 ms",
+        "[info ] started version=0.1.0",
+    ]

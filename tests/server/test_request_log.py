@@ -1,7 +1,7 @@
 """What the log says about a request, and the id under which it says so."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +11,14 @@ from callers import ADMIN, Part, ask, bearer, form, registered, wire_to
 from sites import Site
 from waiting import until
 
+from restante.server.request_lines import request_line
+
 pytestmark = pytest.mark.anyio
 
 
-def lines_of(logged: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def lines_of(logged: Sequence[MutableMapping[str, Any]]) -> list[dict[str, Any]]:
     """A line is written after the answer's last byte."""
-    return [event for event in logged if event["event"] == "request"]
+    return [dict(event) for event in logged if event["event"] == "request"]
 
 
 async def test_a_request_line_says_who_where_and_how_much(site: Site):
@@ -59,6 +61,7 @@ async def test_a_token_in_a_wrong_address_is_not_logged(site: Site):
     assert caller.token not in str(logged)
     (line,) = lines_of(logged)
     assert line["path"] == "/***/x/…"
+    assert "/***/x/… " in request_line(line | {"timestamp": "09:41:07"}, width=80, colors=False)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from restante.server.request_lines import columns, request_line
 _QUIET = ("uvicorn", "uvicorn.error", "asyncio", "aiohttp")
 # Logs a trace for every failed connection while Postgres is down.
 _SILENT = ("asyncpg",)
+_LOGGED_BY_US = ("Exception in ASGI application", "Invalid HTTP request received")
+_REQUEST_LINES = frozenset({"request", "refused_unread"})
 
 
 def configure(style: Literal["auto", "columns", "json"], level: str) -> None:
@@ -51,13 +53,13 @@ def configure(style: Literal["auto", "columns", "json"], level: str) -> None:
 
 
 def _is_not_logged_by_us(record: logging.LogRecord) -> bool:
-    """`http.problems` logs the trace of a bug; uvicorn would log it a second time."""
-    return not record.getMessage().startswith("Exception in ASGI application")
+    """The trace of a bug, and a request that is not HTTP: uvicorn would log them once more."""
+    return not record.getMessage().startswith(_LOGGED_BY_US)
 
 
 def _one_line_per_request(_logger: object, level: str, event: EventDict) -> EventDict:
     """Leave out what a request reports beside its own line, unless something is wrong."""
-    if level == "info" and "request_id" in event and event["event"] != "request":
+    if level == "info" and "request_id" in event and event["event"] not in _REQUEST_LINES:
         raise structlog.DropEvent
     return event
 
@@ -66,6 +68,7 @@ def _for_people() -> list[Processor]:
     colors = sys.stderr.isatty()
     others = structlog.dev.ConsoleRenderer(
         colors=colors,
+        pad_event_to=0,
         # The default one prints local variables, and with them tokens and contents.
         exception_formatter=structlog.dev.plain_traceback,
     )

@@ -43,21 +43,25 @@ def _taken(seconds: float) -> str:
 
 
 def _shortened(path: str, width: int) -> str:
-    """Safe to print: ids by their beginning, without them, or without the middle, until it fits."""
-    path = "".join(c if "!" <= c <= "~" else f"\\x{ord(c):02x}" for c in path)
-    for id_shown in (r"\1…", "…"):
-        shorter = _ID.sub(id_shown, path)
-        if len(shorter) <= width:
-            return f"{shorter:<{width}}"
-    begin, end = shorter[: (width - 1) // 2].rstrip("…"), shorter[-(width // 2) :].lstrip("…")
-    return f"{f'{begin}…{end}':<{width}}"
+    """Safe to print, and with as much of its ids, its beginning and its middle as fits."""
+    path = "".join(c if "!" <= c <= "~" or c == "…" else f"\\x{ord(c):02x}" for c in path)
+    without_ids = _ID.sub("…", path)
+    # The name says whose it is.
+    steps = (_ID.sub(r"\1…", path), without_ids, without_ids.replace("/workspaces/…", "…", 1))
+    fitting = next((step for step in steps if len(step) <= width), None)
+    return f"{fitting or _without_middle(steps[-1], width):<{width}}"
+
+
+def _without_middle(path: str, width: int) -> str:
+    begin, end = path[: (width - 1) // 2].rstrip("…"), path[-(width // 2) :].lstrip("…")
+    return f"{begin}…{end}"
 
 
 def _name(name: str, width: int) -> str:
     """Some characters are two columns wide."""
     name = printable(without_invisible(name))
     if cell_len(name) > width:
-        return set_cell_size(name, width - 1) + "…"
+        name = set_cell_size(name, width - 1).rstrip() + "…"
     return set_cell_size(name, width)
 
 

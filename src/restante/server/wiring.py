@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -98,7 +97,7 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
 
 
 def _started(ready: Ready, announce: Callable[[Ready], None]) -> None:
-    log.info("started", version=__version__, address=ready.address, pid=os.getpid())
+    log.info("started", version=__version__, address=ready.address)
     announce(ready)
 
 
