@@ -45,6 +45,7 @@ def release(into: Path, *, base: str | None, with_image: bool) -> None:
     refuse_changes(ROOT)
     with tempfile.TemporaryDirectory(prefix="restante-release-") as name:
         work = Path(name)
+        work.chmod(0o711)  # run by root, Postgres has an account that must get through
         tree = work / "tree"
         version = exported(tree)
         built = build(tree, work / "built")
@@ -211,7 +212,8 @@ def _refuses_to_serve(client: Environment) -> None:
 
 @contextmanager
 def _serving(server: Environment, data: Path) -> Iterator[str]:
-    command = [server.bin / "restante", "serve", "--port", "0", "--data-dir", data]
+    quiet = ["--log-level", "warning"]
+    command = [server.bin / "restante", "serve", "--port", "0", "--data-dir", data, *quiet]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=clean_environment()
     ) as process:
