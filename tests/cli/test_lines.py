@@ -8,7 +8,14 @@ from hypothesis import given, strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from restante.cli.lines import broken_command, file_line, fitting, shortened, wrapped
+from restante.cli.lines import (
+    broken_command,
+    file_line,
+    fitting,
+    sentence_lines,
+    shortened,
+    wrapped,
+)
 from restante.cli.live import Speed, Transfer
 
 
@@ -67,6 +74,17 @@ def test_a_long_row_is_wrapped_below_its_first_column():
     assert first == "     1  " + " ".join(["word"] * 10)
     assert others == ["        " + " ".join(["word"] * 10)]
     assert wrapped(line, Console(file=StringIO(), width=60)) == [line]
+
+
+def test_a_sentence_is_broken_at_spaces_but_not_in_commands():
+    text = "If it has moved, run `restante connect http://new.example --moved`; otherwise wait."
+
+    assert sentence_lines(text, 40) == [
+        "If it has moved, run",
+        "`restante connect http://new.example --moved`;",
+        "otherwise wait.",
+    ]
+    assert " ".join(sentence_lines("one ` two", 4)) == "one ` two"
 
 
 # Speed

@@ -233,3 +233,46 @@ async def test_a_push_workspace_answers_at_once(
 
     assert done.code == code
     assert shown in (done.stderr if code else done.stdout)
+
+
+# Files from pipes and directories
+
+
+async def test_a_directory_and_standard_input_are_sent(caller: Caller, tmp_path: Path):
+    photos = tmp_path / "photos"
+    (photos / "2026").mkdir(parents=True)
+    for name in ("a.jpg", "2026/a.jpg", ".env"):
+        (photos / name).write_text(name)
+    os.mkfifo(photos / "pipe")
+
+    sent = await send(caller, caller.id, photos, "-", "--name", "a.jpg", stdin=b"piped")
+
+    assert (sent.code, sent.stderr) == (0, "restante: skipped 1 hidden, 1 special.\n")
+    assert sent.stdout.splitlines() == [
+        "sent             5 B  a.jpg",
+        "sent            10 B  2026/a.jpg as 2026_a.jpg",
+        "sent             5 B  a.jpg as a (2).jpg",
+        "3 files sent, 20 B.",
+    ]
+    announced = [row["request_body"]["display_name"] for row in await caller.feed()]
+    assert sorted(announced) == ["2026_a.jpg", "a (2).jpg", "a.jpg"]
+
+
+async def test_mistakes_with_standard_input_and_names_send_nothing(caller: Caller, tmp_path: Path):
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "nothing").mkdir()
+
+    outcomes = await asyncio.gather(
+        send(caller, caller.id, "-", stdin=b"x"),
+        send(caller, caller.id, "-", "--name", "x", "--message", "-", stdin=b"x"),
+        send(caller, caller.id, "-", "--name", "x"),
+        send(caller, caller.id, tmp_path / "a", tmp_path / "a", "--name", "x"),
+        send(caller, caller.id, tmp_path / "nothing"),
+        send(caller, caller.id, "laptop", tmp_path / "a"),
+    )
+    mistyped = await send(caller, caller.id, "--nmae", "x")
+
+    reasons = ["what to call", "only once", "is empty", "for one file", "no files to send"]
+    for outcome, reason in zip(outcomes, [*reasons, "One workspace comes first"], strict=True):
+        assert reason in error_of(outcome)
+    assert (mistyped.code, await caller.feed()) == (2, [])

@@ -463,4 +463,4 @@ async def test_a_refused_token_ends_it_with_instructions(root: Path):
 
     assert code == 1
     assert "no longer accepts the token of this workspace" in ana.said
-    assert str(root / ".molecule/restante/credentials.json") in ana.said
+    assert f"--dir '{root}' --new-token`, which asks for it" in ana.said

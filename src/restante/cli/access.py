@@ -122,7 +122,8 @@ async def workspace_named(client: "AsyncClient", text: str) -> WorkspaceId:
         found = await _active_named(client, text)
     except NotAuthenticated as error:
         raise BadRequest(
-            f"{text} is not a workspace id; only the admin can look one up by its name."
+            f"{text} is not a workspace id; only the admin can look one up by its name. Use the "
+            "id, or check the token."
         ) from error
     if not found:
         raise WorkspaceUnknown(f"There is no workspace with the id or name {text}.")

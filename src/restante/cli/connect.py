@@ -163,7 +163,8 @@ async def _receive(target: Target, folder: "Folder", display: Display, options: 
         name = options.name or platform.node() or "workspace"
         await introduce(client, target, folder, name, options.registration_token)
         display.began(client.url, client.workspace_id, folder.new_files.path)
-        display.hint(send_hint(client, folder.root))
+        if not options.once:
+            display.hint(send_hint(client, folder.root))
         handlers = Handlers(options.file_command, options.message_command, options.answers)
         receiver = Receiver(client, folder, display, handlers, max_bytes=options.max_file_bytes)
         try:

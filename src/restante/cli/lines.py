@@ -6,6 +6,7 @@ nothing else.  In a pipe there is no width, and nothing is shortened.
 """
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -22,6 +23,7 @@ _VERB_COLUMNS = 8
 _SIZE_COLUMNS = 10  # 1023.9 MiB
 _MAX_TAIL = 16  # columns for the end of a shortened name, where its extension is
 INDENT_COLUMNS = 8
+_WORDS = re.compile(r"(?:`[^`]*`|[^ `]|`)+")
 _SEPARATOR = " · "
 
 
@@ -98,6 +100,17 @@ def wrapped(line: str, console: Console) -> list[str]:
     pieces = Text(line[INDENT_COLUMNS:]).wrap(console, width)
     heads = [line[:INDENT_COLUMNS]] + [" " * INDENT_COLUMNS] * (len(pieces) - 1)
     return [head + piece.plain.rstrip() for head, piece in zip(heads, pieces, strict=True)]
+
+
+def sentence_lines(text: str, columns: int) -> list[str]:
+    """A text broken at spaces, but not inside of `commands`, which are copied as they are."""
+    lines = [""]
+    for word in _WORDS.findall(text):
+        if lines[-1] and cell_len(f"{lines[-1]} {word}") > columns:
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
 
 
 def program() -> str:

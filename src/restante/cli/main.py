@@ -22,8 +22,10 @@ from restante.cli import (
     uploads,
     workspaces,
 )
+from restante.cli.lines import sentence_lines
 from restante.cli.output import Console
 from restante.errors import RestanteError
+from restante.text import printable
 
 if TYPE_CHECKING:
     from io import TextIOWrapper
@@ -95,5 +97,7 @@ def _run() -> None:
 
 
 def _fail(sentence: str) -> NoReturn:
-    print(f"restante: {sentence}", file=sys.stderr)
+    console, text = Console(stderr=True), printable(f"restante: {sentence}")
+    lines = sentence_lines(text, console.width) if console.is_terminal else [text]
+    print("\n".join(lines), file=sys.stderr)
     sys.exit(1)

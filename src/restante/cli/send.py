@@ -15,7 +15,7 @@ from restante.cli.access import Access, client_of_folder, workspace_named
 from restante.cli.output import Console, json_text
 from restante.cli.sent_lines import SentLines
 from restante.cli.words import STANDARD_INPUT, stored_input, text_given
-from restante.errors import BadRequest, ServerRefused
+from restante.errors import BadRequest, FileUnreadable, ServerRefused
 from restante.ids import WorkspaceId
 from restante.text import printable
 
@@ -141,22 +141,37 @@ def _chosen(arguments: Sequence[Path], name: str | None, message: str | None) ->
 
     if not arguments and message is None:
         raise BadRequest("Say which files to send, or what with --message.")
-    inputs = sum(str(argument) == STANDARD_INPUT for argument in arguments)
-    if inputs + (message == STANDARD_INPUT) > 1:
-        raise BadRequest("Standard input can be read once: give - only once.")
-    if inputs and not name:
-        raise BadRequest("Say what to call standard input, for example --name report.txt")
+    inputs = _checked_inputs(arguments, name, message)
     chosen = Chosen()
     for argument in arguments:
         if str(argument) == STANDARD_INPUT:
             chosen.files.append(Choice(None, name or ""))
         else:
-            chosen.add(argument)
+            _add(chosen, argument, may_be_workspace=argument is not arguments[-1])
     if name and not inputs:
         chosen.rename_only(name)
     if chosen.skipped:
         print(f"restante: {chosen.shown_skipped()}", file=sys.stderr)
     return chosen
+
+
+def _checked_inputs(arguments: Sequence[Path], name: str | None, message: str | None) -> int:
+    """How often standard input is a file: once at most, and with a name."""
+    inputs = sum(str(argument) == STANDARD_INPUT for argument in arguments)
+    if inputs + (message == STANDARD_INPUT) > 1:
+        raise BadRequest("Standard input can be read once: give - only once.")
+    if inputs and not name:
+        raise BadRequest("Say what to call standard input, for example --name report.txt")
+    return inputs
+
+
+def _add(chosen: "Chosen", argument: Path, *, may_be_workspace: bool) -> None:
+    try:
+        chosen.add(argument)
+    except FileUnreadable as error:
+        if may_be_workspace and not chosen.files:
+            raise FileUnreadable(f"{error} One workspace comes first, then the files.") from error
+        raise
 
 
 async def _recipient(

@@ -42,7 +42,8 @@ def kept_credentials(root: Path) -> Credentials | None:
         kept = read_below(root, HOME, OURS, _CREDENTIALS)
         return None if kept is None else msgspec.json.decode(kept, type=Credentials)
     except (OSError, ValueError) as error:
-        raise FolderUnusable(f"{path} cannot be read: {error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise FolderUnusable(f"{path} cannot be read: {reason}.") from error
 
 
 class Folder:
@@ -80,11 +81,6 @@ class Folder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def credentials_path(self) -> Path:
-        """The path of the credentials file."""
-        return self._ours.path / _CREDENTIALS
 
     def keep(self, credentials: Credentials) -> None:
         """Store the credentials, readable by their owner only."""
