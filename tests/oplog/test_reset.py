@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
@@ -365,11 +366,16 @@ class _Counting:
         return getattr(self._connection, name)
 
     async def execute(self, statement: str, *values: Any) -> Any:
-        if statement.split(maxsplit=1)[0] in CHANGING and self._owner.count():
+        if _verb(statement) in CHANGING and self._owner.count():
             if not self._connection.is_closed():
                 self._connection.terminate()
             raise Killed
         return await self._connection.execute(statement, *values)
+
+
+def _verb(statement: str) -> str:
+    """Its first word after the comments."""
+    return re.sub(r"--.*\n", "", statement).split(maxsplit=1)[0]
 
 
 @pytest.mark.parametrize("late", [[], [3]], ids=["emptied", "cut"])
