@@ -12,6 +12,7 @@ from restante.cli.lines import shell_command
 from restante.errors import BadRequest, NotAuthenticated, WorkspaceUnknown
 from restante.ids import WorkspaceId, as_uuid
 from restante.secret_files import with_secrets
+from restante.text import MAX_QUOTED, printable
 
 if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
@@ -118,17 +119,18 @@ async def workspace_named(client: "AsyncClient", text: str) -> WorkspaceId:
     workspace_id = as_uuid(text)
     if workspace_id:
         return WorkspaceId(workspace_id)
+    shown = printable(text, max_length=MAX_QUOTED)
     try:
         found = await _active_named(client, text)
     except NotAuthenticated as error:
         raise BadRequest(
-            f"{text} is not a workspace id; only the admin can look one up by its name. Use the "
+            f"{shown} is not a workspace id; only the admin can look one up by its name. Use the "
             "id, or check the token."
         ) from error
     if not found:
-        raise WorkspaceUnknown(f"There is no workspace with the id or name {text}.")
+        raise WorkspaceUnknown(f"There is no workspace with the id or name {shown}.")
     if len(found) > 1:
-        raise BadRequest(_candidates(text, found))
+        raise BadRequest(_candidates(shown, found))
     return WorkspaceId(found[0].id)
 
 
