@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+import structlog
 from callers import register, registered, request_head, wire_to
 from hypothesis import given, strategies as st
 from sites import Site, SiteFactory
@@ -278,3 +279,16 @@ async def test_a_page_of_the_public_host_may_open_a_websocket(run_site: SiteFact
             assert not watcher.way.closed
 
         assert await refused(site, caller.path, "ws", headers=page) == (403, "origin_refused")
+
+
+async def test_the_log_names_the_client(run_site: SiteFactory):
+    """Both with the same headers, from a listed proxy and from somebody else."""
+    async with run_site(trusted_proxies="127.0.0.1") as site:
+        with structlog.testing.capture_logs() as logged:
+            for source in ("127.0.0.1", "127.0.0.2"):
+                async with wire_to(site, source=source) as wire:
+                    await wire.send(head("192.0.2.1, 198.51.100.7", method="POST", length=0))
+                    await wire.answer()
+
+    clients = [line["client"] for line in logged if line["event"] == "request"]
+    assert clients == ["198.51.100.7", "127.0.0.2"]
