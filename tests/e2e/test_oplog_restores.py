@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ from oplog.accounts import until_accounted, until_equal
 from oplog.clusters import Cluster
 from oplog.oracle import Nodes
 from oplog.served_nodes import Node
+
+from restante.backup.archive import Reader
+from restante.backup.destination import Destination
+from restante.backup.restore import restore
+from restante.backup.take import take
+from restante.postgres import DataDirectory, postgres_for
 
 pytestmark = [pytest.mark.anyio, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -115,6 +122,32 @@ async def test_a_dump_is_restored_into_another_cluster(
     await asyncio.to_thread(pair.restored.server.start)
 
     await pair.check()
+
+
+@soak.only_long
+async def test_a_backup_of_ours_is_restored(pair: Pair, place: Path, primary: Cluster):
+    """As the embedded Postgres of the node; a backup does not depend on who runs the database."""
+    await pair.before()
+    file = BytesIO()
+    await take(
+        primary.dsn,
+        Destination(file, None, 0),
+        bin_dir=primary.bin_dir,
+        admin_token=None,
+        on_progress=lambda _done, _total: None,
+    )
+    await pair.after()
+
+    pair.restored.server.stop()
+    directory = DataDirectory.open(place / "second")
+    await restore(Reader(BytesIO(file.getvalue())), directory)
+    async with postgres_for(directory) as dsn:
+        pair.nodes.move(pair.restored, dsn)
+        await asyncio.to_thread(pair.restored.server.start)
+
+        await pair.check()
+
+        pair.restored.server.stop()
 
 
 async def test_a_data_directory_is_copied_back(pair: Pair, place: Path, primary: Cluster):
