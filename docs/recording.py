@@ -85,17 +85,14 @@ def _tmux(*words: str) -> str:
     return subprocess.run(run, capture_output=True, text=True, check=True).stdout
 
 
-@dataclass
 class Stage:
     """All terminals, played by one script."""
 
-    server = Terminal("server", "a server: one process, one Postgres", 6)
-    laptop = Terminal("laptop", "a laptop: no open port, no public address", 18)
-    sender = Terminal("sender", "anybody else", 7)
-
-    @property
-    def terminals(self) -> list[Terminal]:
-        return [self.server, self.laptop, self.sender]
+    def __init__(self) -> None:
+        self.server = Terminal("server", "a server: one process, one Postgres", 6)
+        self.laptop = Terminal("laptop", "a laptop: no open port, no public address", 18)
+        self.sender = Terminal("sender", "anybody else", 7)
+        self.terminals = [self.server, self.laptop, self.sender]
 
     def until(self, is_so: Callable[[], bool], seconds: float = 60) -> None:
         """Watch all screens until something is so."""

@@ -6,9 +6,9 @@ from sphinx.application import Sphinx
 from sphinx.util.typing import stringify_annotation
 
 from restante import __version__
-from restante.client.aio import Attachment, Source
 from restante.client.arguments import AnyId, Several
-from restante.client.sending import ProgressCallback
+from restante.client.messages import Attachment
+from restante.client.sending import ProgressCallback, Source
 
 project = "Restante"
 version = release = __version__
