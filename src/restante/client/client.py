@@ -317,9 +317,9 @@ class Client:
         """Record on the server that the feed has been handled up to this row."""
         self._loop.run(self._client.acknowledge_feed(handled))
 
-    def pending(self) -> Iterator[wire.PendingUpload]:
+    def pending(self, *, per_page: int = ROWS_PER_PAGE) -> Iterator[wire.PendingUpload]:
         """All pending uploads, oldest first."""
-        return self._loop.each(self._client.pending())
+        return self._loop.each(self._client.pending(per_page=per_page))
 
     def acknowledge(self, file_id: AnyId) -> None:
         """Acknowledge a file: the workspace has it, and the server deletes it."""
