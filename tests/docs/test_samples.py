@@ -30,7 +30,7 @@ SAID = [
 # Mistakes that the types must refuse, and what they must narrow.
 MISTAKES = """\
 from pathlib import Path
-from restante.client import BlockingFile, Bytes, Client
+from restante.client import AsyncClient, BlockingFile, Bytes, Client
 def mistakes(client: Client, name: str) -> None:
     client.send_files(name, name)  # refused
     client.send_files(name, Path(name))  # refused
@@ -49,6 +49,12 @@ def mistakes(client: Client, name: str) -> None:
             item.save("incoming")
         else:
             print(item.text)
+async def narrowed(client: AsyncClient) -> None:
+    async for item in client.inbox():
+        if item.kind == "file":
+            await item.save("incoming")
+        else:
+            await item.reply("Thank you.")
 """
 
 
