@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from restante.client.aio import AsyncClient
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
-_MAX_CANDIDATES = 10
 
 
 @Parameter(name="*")
@@ -116,6 +115,8 @@ def _default_directory() -> Path | None:
 
 async def workspace_named(client: "AsyncClient", text: str) -> WorkspaceId:
     """The workspace with this id, or the one active workspace of this name."""
+    from restante.workspaces.rules import ambiguous
+
     workspace_id = as_uuid(text)
     if workspace_id:
         return WorkspaceId(workspace_id)
@@ -130,26 +131,15 @@ async def workspace_named(client: "AsyncClient", text: str) -> WorkspaceId:
     if not found:
         raise WorkspaceUnknown(f"There is no workspace with the id or name {shown}.")
     if len(found) > 1:
-        raise BadRequest(_candidates(shown, found))
+        raise BadRequest(ambiguous(text, found))
     return WorkspaceId(found[0].id)
 
 
 async def _active_named(client: "AsyncClient", name: str) -> list[wire.WorkspaceEntry]:
-    return [
+    """Those first that were seen last."""
+    found = [
         workspace
         async for workspace in client.workspaces()
         if workspace.name == name and workspace.status == "active"
     ]
-
-
-def _candidates(name: str, found: list[wire.WorkspaceEntry]) -> str:
-    """Which workspaces have the name; a name proves nothing, because anybody may choose it."""
-    found = sorted(found, key=lambda one: (one.last_seen_at, one.created_at), reverse=True)
-    shown = "; ".join(
-        f"{one.id}, last seen {one.last_seen_at:%Y-%m-%d %H:%M:%S}, "
-        f"registered {one.created_at:%Y-%m-%d %H:%M:%S}"
-        for one in found[:_MAX_CANDIDATES]
-    )
-    hidden = len(found) - _MAX_CANDIDATES
-    more = f"; and {hidden} more" if hidden > 0 else ""
-    return f"{len(found)} workspaces are named {name}. Use the id: {shown}{more}."
+    return sorted(found, key=lambda one: (one.last_seen_at, one.created_at), reverse=True)
