@@ -142,7 +142,7 @@ def play(stage: Stage) -> None:
 @contextmanager
 def _terminals(stage: Stage) -> Iterator[None]:
     """Shells that know `restante`, with a server of their own, in a directory with two files."""
-    with tempfile.TemporaryDirectory(prefix="demo-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="demo-") as name:
         directory = Path(name)
         directory.chmod(0o711)  # the embedded Postgres may run as another user
         (directory / "report.pdf").write_bytes(os.urandom(1_300_000))
@@ -152,6 +152,7 @@ def _terminals(stage: Stage) -> Iterator[None]:
             "HOME": name,
             "TERM": "xterm-256color",
             "RESTANTE_DATA_DIR": f"{name}/server",
+            "HISTFILE": os.devnull,
             "RESTANTE_LOG_LEVEL": "warning",  # not a line for each request
         }
         _start_once()
