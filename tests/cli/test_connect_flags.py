@@ -62,8 +62,9 @@ async def test_one_command_registers_and_the_next_receives(shared_site: Site, tm
     second = await connect("--dir", folder, "--once")
 
     assert (first.code, first.stderr, second.code, second.stderr) == (0, "", 0, "")
-    assert first.stdout.splitlines()[:3] == [
-        f"Workspace {workspace}",
+    assert first.stdout.splitlines()[:4] == [
+        "Workspace laptop",
+        f"Its id is {workspace}",
         f"Connected to {shared_site.url}",
         f"Files appear in {folder / '.molecule/chat-uploads'}",
     ]
@@ -71,6 +72,7 @@ async def test_one_command_registers_and_the_next_receives(shared_site: Site, tm
     (path,) = (folder / ".molecule" / "chat-uploads").iterdir()
     assert re.fullmatch(r"[0-9a-f]{32}-a_b\.txt", path.name)
     assert path.read_bytes() == b"hello"
+    assert second.stdout.startswith(f"Workspace {workspace}\n")
     assert f"received         5 B  a b.txt as {path.name}\n1 file received" in second.stdout
     assert (await workspaces(shared_site))[workspace].name == "laptop"
 

@@ -76,7 +76,7 @@ def test_a_pipe_gets_plain_lines_that_are_not_wrapped():
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_lines_of_a_terminal_fit_its_width(width: int):
     def show(display: Display) -> None:
-        display.began("http://127.0.0.1:8080", UUID(int=1), Path("/home/ana/inbox"))
+        display.began("http://127.0.0.1:8080", UUID(int=1), Path("/home/ana/inbox"), "日本 " * 60)
         display.hint(f"restante send {UUID(int=1)} --message hello --dir /home/ana/inbox")
         display.warn("http://example.org is not encrypted: others on the network can read it.")
         display.skipped(4)

@@ -162,7 +162,8 @@ async def _receive(target: Target, folder: "Folder", display: Display, options: 
         is_known = client.is_registered
         name = options.name or platform.node() or "workspace"
         await introduce(client, target, folder, name, options.registration_token)
-        display.began(client.url, client.workspace_id, folder.new_files.path)
+        given_name = options.name if is_known else name
+        display.began(client.url, client.workspace_id, folder.new_files.path, given_name)
         if not options.once:
             display.hint(send_hint(client, folder.root))
         handlers = Handlers(options.file_command, options.message_command, options.answers)

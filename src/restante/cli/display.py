@@ -47,9 +47,11 @@ class Display:
             soft_wrap=not self._console.is_terminal,
         )
 
-    def began(self, url: str, workspace_id: UUID, folder: Path) -> None:
-        """The workspace, its server and its folder."""
-        self.line(f"Workspace {workspace_id}")
+    def began(self, url: str, workspace_id: UUID, folder: Path, name: str | None = None) -> None:
+        """The workspace, its server and its folder; the name if this run has given it."""
+        if name:
+            self.line(f"Workspace {name}")
+        self.line(f"{'Its id is' if name else 'Workspace'} {workspace_id}")
         self.line(f"Connected to {url}")
         self.line(f"Files appear in {folder}")
 
