@@ -90,7 +90,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.server = Terminal("server", "a server: one process, one Postgres", 6)
-        self.laptop = Terminal("laptop", "a laptop: no open port, no public address", 18)
+        self.laptop = Terminal("laptop", "a laptop: no open port, no public address", 20)
         self.sender = Terminal("sender", "anybody else", 7)
         self.terminals = [self.server, self.laptop, self.sender]
 
