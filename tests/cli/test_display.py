@@ -189,8 +189,23 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def live(clock: Clock) -> LiveDisplay:
+def connecting(clock: Clock) -> LiveDisplay:
     return LiveDisplay(Console(file=StringIO(), force_terminal=True, _environ=XTERM), clock)
+
+
+@pytest.fixture
+def live(connecting: LiveDisplay) -> LiveDisplay:
+    connecting.began("http://127.0.0.1:8080", UUID(int=1), Path("/home/ana/inbox"))
+    return connecting
+
+
+def test_the_live_line_does_not_wait_for_files_before_the_server_has_answered(
+    connecting: LiveDisplay,
+):
+    before = connecting.live(60)
+    connecting.began("http://127.0.0.1:8080", UUID(int=1), Path("/home/ana/inbox"))
+
+    assert (before, connecting.live(60)) == ("connecting", "waiting · 0 files, 0 B received")
 
 
 def test_the_live_line_has_the_queue_and_the_remaining_time(live: LiveDisplay, clock: Clock):

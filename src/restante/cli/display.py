@@ -171,6 +171,7 @@ class LiveDisplay(Display):
         super().__init__(console)
         self._clock = clock
         self._speed = Speed()
+        self._has_begun = False
         self._name: str | None = None
         self._received = self._size = 0  # of the current file
         # Since nothing was waiting.
@@ -179,6 +180,8 @@ class LiveDisplay(Display):
 
     def live(self, columns: int) -> str:
         """The line for now."""
+        if not self._has_begun:
+            return fitting(["connecting"], columns, order=())
         if self._last_error:
             left = max(self._retry_at - self._clock(), 0)
             again = f"trying again in {shown_seconds(left)}" if left >= 0.5 else "trying again"
@@ -187,6 +190,10 @@ class LiveDisplay(Display):
             return self._transfer.line(self._speed.per_second(self._clock()), columns)
         totals = f"{number_of_files(self.files)}, {shown_bytes(self.bytes)} received"
         return fitting(["waiting", totals], columns, order=(1,))
+
+    def began(self, url: str, workspace_id: UUID, folder: Path, name: str | None = None) -> None:
+        super().began(url, workspace_id, folder, name)
+        self._has_begun = True
 
     @property
     def _transfer(self) -> Transfer:
