@@ -65,7 +65,7 @@ async def test_one_command_registers_and_the_next_receives(shared_site: Site, tm
     assert first.stdout.splitlines()[:4] == [
         "Workspace laptop",
         f"Its id is {workspace}",
-        f"Connected to {shared_site.url}",
+        f"Server {shared_site.url}",
         f"Files appear in {folder / '.molecule/chat-uploads'}",
     ]
     assert "0 files received" in first.stdout

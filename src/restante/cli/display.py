@@ -52,7 +52,7 @@ class Display:
         if name:
             self.line(f"Workspace {name}")
         self.line(f"{'Its id is' if name else 'Workspace'} {workspace_id}")
-        self.line(f"Connected to {url}")
+        self.line(f"Server {url}")
         self.line(f"Files appear in {folder}")
 
     def hint(self, command: str) -> None:

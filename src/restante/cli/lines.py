@@ -119,7 +119,7 @@ def program() -> str:
     found = shutil.which(started.name)
     if found and Path(found).resolve() == started.resolve():
         return started.name
-    return os.fspath(started) if started.name == "restante" else "restante"
+    return os.fspath(started.absolute()) if started.name == "restante" else "restante"
 
 
 def shell_command(words: Sequence[str]) -> str:
