@@ -1,5 +1,6 @@
 """The file of a backup: what is damaged, missing or cut off is noticed, wherever it is."""
 
+import errno
 import io
 import tarfile
 from datetime import UTC, datetime
@@ -122,3 +123,28 @@ def test_another_tar_is_not_a_backup():
 
     with pytest.raises(BackupUnusable, match="This is not a backup of Restante"):
         Reader(io.BytesIO(file.getvalue())).about()
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"{}", b'{"members":"x"}'], ids=len)
+@pytest.mark.parametrize("part", [archive.ABOUT, archive.END])
+def test_a_member_that_is_well_formed_and_nonsense_is_refused(part: str, content: bytes):
+    file = io.BytesIO()
+    writer = Writer(file.write, taken_at=TAKEN_AT)
+    if part == archive.END:
+        writer.about(ABOUT)
+    pieces = writer.part(part)
+    pieces.write(content or b" ")
+    pieces.close()
+
+    with pytest.raises(BackupUnusable):
+        restore.check(Reader(io.BytesIO(file.getvalue())))
+
+
+class Unreadable(io.BytesIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_disk_that_fails_is_a_sentence():
+    with pytest.raises(BackupUnusable, match="cannot be read: Input/output error"):
+        Reader(Unreadable()).about()

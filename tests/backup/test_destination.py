@@ -1,6 +1,8 @@
 """A backup has its name when it is complete, and otherwise leaves nothing behind."""
 
+import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,3 +115,43 @@ def test_a_long_name_leaves_room_for_that_of_the_unfinished_file(tmp_path: Path)
     write(path, b"x")
 
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_and_the_file_that_it_leads_to_is_written(tmp_path: Path):
+    link, target = tmp_path / "newest.tar", tmp_path / "elsewhere.tar"
+    link.symlink_to(target)
+
+    write(link, b"x")
+
+    assert link.is_symlink()
+    assert target.read_bytes() == b"x"
+    with pytest.raises(BackupFailed, match="exists"):
+        write(link, b"y")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_file_is_never_replaced(tmp_path: Path, overwrite: bool):
+    """As root, it would be /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    with pytest.raises(BackupFailed, match="is not a file"):
+        write(pipe, b"x", overwrite=overwrite)
+
+    assert pipe.is_fifo()
+
+
+def test_standard_output_that_was_closed_is_no_place_for_a_backup(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with Path(os.devnull).open("w") as instead:
+        monkeypatch.setattr(sys, "stdout", instead)
+        with pytest.raises(BackupFailed, match="closed"):
+            write(destination.STANDARD_STREAM, b"x")
+
+
+def test_links_in_a_circle_and_names_that_are_too_long_are_sentences(tmp_path: Path):
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    for name in ("a", "n" * 256):
+        with pytest.raises(BackupFailed, match="cannot be written"):
+            write(tmp_path / name, b"x")

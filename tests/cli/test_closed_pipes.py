@@ -1,4 +1,4 @@
-"""A reader that is gone, such as `head`, ends a command with 141 and without a traceback."""
+"""Streams that are closed: a reader that is gone ends a command with 141, a closed one is empty."""
 
 import os
 import sys
@@ -50,3 +50,29 @@ def test_standard_output(monkeypatch: pytest.MonkeyPatch, words: list[str]):
 def test_standard_error(monkeypatch: pytest.MonkeyPatch, words: list[str]):
     """The refusal of a wrong command line, and the sentence of an error."""
     assert run(monkeypatch, "stderr", *words) == 141
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--version"], 0),
+        (["connect", "--new-token", "--dir", "/proc/nowhere"], 1),
+        (["send", "laptop", "--message", "-"], 1),
+        (["restore", "-", "--check"], 1),
+    ],
+    ids=str,
+)
+def test_streams_that_the_caller_has_closed_are_empty(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], code: int
+):
+    """Python has None in their place."""
+    monkeypatch.setenv("RESTANTE_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["restante", *words])
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        stream.close()
+
+    assert (ended.value.code or 0) == code

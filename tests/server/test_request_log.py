@@ -65,6 +65,20 @@ async def test_a_token_in_a_wrong_address_is_not_logged(site: Site):
 
 
 @pytest.mark.parametrize(
+    "path",
+    ["/workspaces/{}/activity", "/workspaces/{0}/pending-uploads/{0}/content", "/" * 250 + "{}"],
+)
+async def test_a_token_where_an_id_belongs_is_not_logged(site: Site, path: str):
+    caller = await registered(site)
+    with structlog.testing.capture_logs() as logged:
+        await ask(site, "GET", path.format(caller.token))
+        await until(lambda: asyncio.sleep(0, len(lines_of(logged)) == 1))
+
+    assert caller.token not in str(logged)
+    assert caller.token[:6] not in lines_of(logged)[0]["path"]
+
+
+@pytest.mark.parametrize(
     ("sent", "status"),
     [(b"nonsense\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nA: " + b"x" * 70_000, 431)],
     ids=["malformed", "too long"],

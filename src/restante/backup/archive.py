@@ -133,7 +133,7 @@ class Reader:
         is_intact = hashlib.sha256(content).hexdigest() == name["digest"]
         if not is_intact or int(name["number"]) != before.members:
             raise self._damaged()
-        if name["part"] == END and msgspec.json.decode(content, type=End) != before:
+        if name["part"] == END and rules.end(content) != before:
             raise self._damaged()
         self._members += 1
         if self._on_read:
@@ -148,7 +148,10 @@ class Reader:
             raise self._damaged() from error
 
     def _exactly(self, size: int) -> bytes:
-        data = self._file.read(size) if size else b""
+        try:
+            data = self._file.read(size) if size else b""
+        except OSError as error:
+            raise BackupUnusable(f"The backup cannot be read: {error.strerror}.") from error
         self.bytes += len(data)
         if len(data) < size:
             raise BackupUnusable(_CUT_OFF if self._members else _NOT_A_BACKUP)

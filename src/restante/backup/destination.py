@@ -6,6 +6,7 @@ removes it again.
 """
 
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ def opened(path: Path, *, overwrite: bool, cluster: Path, reserve: int) -> Itera
         yield Destination(_standard_output(), None, 0)
         sys.stdout.buffer.flush()
         return
-    path = path.expanduser().absolute()
+    path = _place(path)
     _check_free(path, overwrite=overwrite)
     descriptor, name = _draft(path)
     try:
@@ -77,15 +78,35 @@ def opened(path: Path, *, overwrite: bool, cluster: Path, reserve: int) -> Itera
 
 
 def _standard_output() -> IO[bytes]:
+    if str(getattr(sys.stdout, "name", "")) == os.devnull:  # in place of what the caller has closed
+        raise BackupFailed("Standard output is closed: name a file.")
     if sys.stdout.isatty():
         raise BackupFailed("A backup is not text: send it to a file, or to another program.")
     return sys.stdout.buffer
 
 
+def _place(path: Path) -> Path:
+    """Where links lead: the file at their end is written, and they stay."""
+    try:
+        return path.expanduser().resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise BackupFailed(f"{path} cannot be written: {error}.") from error
+
+
 def _check_free(path: Path, *, overwrite: bool) -> None:
-    if path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise BackupFailed(f"{path} cannot be written: {error.strerror}.") from error
+    if stat.S_ISDIR(mode):
         raise BackupFailed(f"{path} is a directory. Name a file in it, such as {path}/backup.tar.")
-    if path.exists() and not overwrite:
+    if not stat.S_ISREG(mode):
+        raise BackupFailed(
+            f"{path} is not a file. To write to it, send the backup there: - > {path}"
+        )
+    if not overwrite:
         raise BackupFailed(f"{path} exists. Choose another name, or replace it with --overwrite.")
 
 

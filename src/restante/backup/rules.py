@@ -44,8 +44,16 @@ def about(encoded: bytes) -> About:
                 "release does not know. Restore it with that release, or a newer one."
             )
         return msgspec.convert(found, About)
-    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
         raise BackupUnusable("The first part of the backup is not readable.") from error
+
+
+def end(encoded: bytes) -> End | None:
+    """Decode the last member; None if it is not readable."""
+    try:
+        return msgspec.json.decode(encoded, type=End)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 def check_restorable(backup: About, migrations: list[Migration], *, postgres: int) -> None:

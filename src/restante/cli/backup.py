@@ -16,7 +16,7 @@ from restante.cli.output import Console, shown_bytes
 from restante.cli.words import STANDARD_INPUT
 from restante.errors import BackupFailed
 from restante.settings import Settings
-from restante.text import number_of_files
+from restante.text import MAX_QUOTED, number_of_files, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -212,4 +212,5 @@ def _contents(about: "About") -> str:
 
 
 def _origin(about: "About") -> str:
-    return f"It was taken {about.taken_at:%Y-%m-%d %H:%M:%S} UTC by Restante {about.restante}."
+    release = printable(about.restante, max_length=MAX_QUOTED)
+    return f"It was taken {about.taken_at:%Y-%m-%d %H:%M:%S} UTC by Restante {release}."

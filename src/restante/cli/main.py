@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from cyclopts import App, Group
@@ -64,6 +65,7 @@ for group, commands in _GROUPS.items():
 
 def main() -> None:
     """Run a command; a RestanteError is one line on standard error and exit code 1."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal's encoding lacks must not end the command.
         cast("TextIOWrapper", stream).reconfigure(errors="replace")
@@ -78,6 +80,13 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.exit(141)
+
+
+def _open_closed_streams() -> None:
+    """What the caller has closed is empty, or swallows what is written; Python has None there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - until the end
 
 
 def _run() -> None:

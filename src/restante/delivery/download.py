@@ -17,6 +17,7 @@ from restante.delivery.rules import UNKNOWN_TYPE, Upload
 from restante.errors import RestanteError
 from restante.http import turns
 from restante.http.disconnect import disconnected, while_connected
+from restante.workspaces.auth import Permission
 
 log = structlog.get_logger()
 
@@ -52,17 +53,23 @@ class Download(Response):
     """
     Streams a file or a range of it.
 
-    Reading stops at once when the client goes away.  If the bytes end early, the connection is
-    closed, because a short body must not look complete.
+    Reading stops at once when the client goes away, and soon after its token was revoked.  If the
+    bytes end early, the connection is closed, because a short body must not look complete.
     """
 
     def __init__(
-        self, db: Database, blobs: Blobs, upload: Upload, wanted: ByteRange | None
+        self,
+        db: Database,
+        blobs: Blobs,
+        upload: Upload,
+        wanted: ByteRange | None,
+        permission: Permission,
     ) -> None:
         self._db = db
         self._blobs = blobs
         self._upload = upload
         self._range = wanted or ByteRange(0, upload.size - 1)
+        self._permission = permission
         self._is_sent = False
         headers = file_headers(upload)
         headers["Content-Type"] = upload.mimetype or UNKNOWN_TYPE
@@ -110,6 +117,7 @@ class Download(Response):
                 # An empty piece waits like any other, until the client has taken the one before.
                 await send({"type": "http.response.body", "body": b"", "more_body": True})
                 await turns.resume()
+                await self._permission.check()
         except RestanteError as error:
             if not has_begun:
                 raise

@@ -172,6 +172,7 @@ async def _receive(
     policy = receiver.policy
     declared = multipart.accepted_length(request, policy)
     key, now = _idempotency_key(request), datetime.now(UTC)
+    permission = auth.Permission(request)
     ttl = query_of(request, UploadQuery).ttl_seconds
     async with receiver.receive(
         workspace.id,
@@ -186,6 +187,7 @@ async def _receive(
             idle_seconds=policy.pace.idle_seconds,
         )
         await multipart.receive_files(request, body, incoming, policy)
+        await permission.check()
         if not incoming.is_stored:
             return await incoming.repeated_answer(key, now=now)
         return await incoming.publish(now=datetime.now(UTC), key=key)
@@ -272,7 +274,7 @@ async def content(request: Request) -> Response:
     if request.method != "GET" or headers.get("if-range", tag) != tag:
         range_header = None
     wanted = wanted_range(range_header, upload.size)
-    return Download(_db(request), _blobs(request), upload, wanted)
+    return Download(_db(request), _blobs(request), upload, wanted, auth.Permission(request))
 
 
 @operation(

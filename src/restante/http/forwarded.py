@@ -64,13 +64,19 @@ def is_from_elsewhere(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """
     Whether headers say that a client on another machine has sent this, through a proxy on ours.
 
-    They are believed from anybody: whoever adds them has nothing to gain.
+    They are believed from anybody: whoever adds them has nothing to gain.  More names than there
+    are proxies in a row are not worth the time to read them.
     """
     listed = list(headers)
-    named = [_address(hop) for name in _NAMING_CLIENTS for hop in _values(listed, name)]
-    found = [address_of(one) if one else None for one in named]
-    is_local = all(address is not None and address.is_loopback for address in found)
-    return not is_local or any(name == _FORWARDED for name, _ in listed)
+    named = [hop for name in _NAMING_CLIENTS for hop in _values(listed, name)]
+    if len(named) > _MAX_HOPS or any(name == _FORWARDED for name, _ in listed):
+        return True
+    return not all(_is_loopback(hop) for hop in named)
+
+
+def _is_loopback(hop: str) -> bool:
+    address = address_of(_address(hop) or "")
+    return address is not None and address.is_loopback
 
 
 def _address(hop: str) -> str | None:

@@ -53,9 +53,11 @@ def _request_id(scope: Scope) -> str:
 
 def _who_and_where(scope: Scope, route: str) -> dict[str, str]:
     """What a log line says about the caller and the path; nothing is looked up for it."""
-    path = scope.get("raw_path", b"").decode("latin-1")[:_MAX_PATH]
-    if route == UNMATCHED:  # somebody may have put a secret into a wrong address
-        path = _SECRET.sub("***", _AFTER_TWO_PARTS.sub(r"\1/…", path))
+    path = scope.get("raw_path", b"").decode("latin-1")
+    if route == UNMATCHED:
+        path = _AFTER_TWO_PARTS.sub(r"\1/…", path)
+    # Somebody may have put a secret into a wrong address, or where an id belongs.
+    path = _SECRET.sub("***", path)[:_MAX_PATH]
     client, workspace = scope.get("client"), scope[ACCOUNT].workspace
     found = {"path": path, "client": client[0] if client else ""}
     if workspace is not None:

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import hmac
+import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from uuid import UUID
@@ -21,6 +22,8 @@ from restante.workspaces.seen import Seen
 
 # Longer ones are not hashed; ours have 43 characters, and the operator chooses the admin's.
 _MAX_TOKEN = 4096
+
+TRUSTED_SECONDS = 2.0
 
 _MAX_RECENT_TOKENS = 65_536  # about 10 MB
 
@@ -192,6 +195,24 @@ async def owner_or_admin_of(request: HTTPConnection, wanted: WorkspaceId) -> Wor
     if not is_admin(request):
         return await owner_of(request, wanted)
     return await _known(request, wanted)
+
+
+class Permission:
+    """
+    That of a request which was just authenticated for its workspace, and takes long.
+
+    Its token may be revoked and its workspace removed meanwhile, at this server or another.
+    """
+
+    def __init__(self, request: HTTPConnection) -> None:
+        self._request = request
+        self._checked_at = time.monotonic()
+
+    async def check(self) -> None:
+        """Raise NotAuthenticated or WorkspaceUnknown, if the last look was not a moment ago."""
+        if time.monotonic() - self._checked_at >= TRUSTED_SECONDS:
+            await owner_or_admin(self._request)
+            self._checked_at = time.monotonic()
 
 
 async def _known(request: HTTPConnection, wanted: WorkspaceId) -> Workspace:
