@@ -2,6 +2,7 @@
 
 import os
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,24 @@ def test_standard_input_keeps_its_place(tmp_path: Path):
 
     assert found.has_input
     assert [file.part.name for file in found.outgoing(given)] == ["a", "log.txt"]
+
+
+def test_a_file_that_goes_while_its_directory_is_read_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("goes", "stays"):
+        (tmp_path / name).write_text("x")
+
+    listed = list(os.scandir(tmp_path))
+
+    def listing(_: Path) -> nullcontext[list[os.DirEntry[str]]]:
+        return nullcontext(listed)
+
+    monkeypatch.setattr(os, "scandir", listing)
+    (tmp_path / "goes").unlink()
+    chosen = Chosen()
+
+    chosen.add(tmp_path)
+
+    assert [choice.shown for choice in chosen.files] == ["stays"]
+    assert chosen.skipped == {"vanished": 1}

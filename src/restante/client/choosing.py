@@ -98,7 +98,7 @@ class Chosen:
             self._visited += 1
             if self._visited > _MAX_VISITED:
                 raise _too_many(directory)
-            if reason := _reason_to_skip(entry):
+            if reason := _looked_at(entry):
                 self.skipped[reason] += 1
             else:
                 yield entry
@@ -159,6 +159,16 @@ def _stat(path: Path) -> os.stat_result:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise FileUnreadable(f"{path} cannot be read: {reason}.") from error
+
+
+def _looked_at(entry: "os.DirEntry[str]") -> str | None:
+    """Why it is skipped, if it is; it may go while the others are listed, or be closed to us."""
+    try:
+        return _reason_to_skip(entry)
+    except FileNotFoundError:
+        return "vanished"
+    except OSError as error:
+        raise FileUnreadable(f"{entry.path} cannot be read: {error.strerror}.") from error
 
 
 def _reason_to_skip(entry: "os.DirEntry[str]") -> str | None:
