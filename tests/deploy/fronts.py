@@ -57,6 +57,11 @@ class Front:
     def said(self) -> str:
         return (self.directory / "error.log").read_text()
 
+    @property
+    def logged(self) -> str:
+        """The lines about requests that have ended."""
+        return (self.directory / "access.log").read_text()
+
     def reload(self) -> None:
         """Replace the workers; the old ones finish what they have begun."""
         assert self.process is not None
@@ -115,6 +120,7 @@ def _configured(front: Front, server: str) -> str:
         "listen 80;": f"listen 127.0.0.1:{front.plain};",
         "listen 443 ssl": f"listen 127.0.0.1:{front.tls} ssl",
         "server 127.0.0.1:8080;": f"server {server};",
+        "/var/log/nginx/restante.log": str(front.directory / "access.log"),
         "server_name restante.example;": "server_name localhost;",
         "/etc/ssl/restante.example/fullchain.pem": str(front.certificate),
         "/etc/ssl/restante.example/key.pem": str(front.directory / "key.pem"),
