@@ -5,6 +5,7 @@ One real Postgres for the whole run, a migrated template in it, and clones of th
 """
 
 import asyncio
+import logging
 import signal
 import socket
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import structlog
 from cluster import cloned, shared_cluster
 from factories import ROWS_FROM
 from hypothesis import HealthCheck, settings as hypothesis_settings
@@ -80,6 +82,18 @@ def _closed_network(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", connect_nearby)
+
+
+@pytest.fixture(autouse=True)
+def _own_logs() -> Iterator[None]:
+    """A command that a test runs in this process chooses what is logged; the next test has all."""
+    yield
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter):
+            structlog.reset_defaults()
+            root.removeHandler(handler)
+            root.setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from senders import File, Mailbox, Request, followed, registered, session_with
 pytestmark = pytest.mark.anyio
 
 SENDERS = 8
-ROWS = 400
+ROWS = 250
 LONG_POLL = "20"
 PLAIN_POLL = "0"
 LAST = "the last one"

@@ -5,6 +5,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from uuid import UUID
 
 import pytest
 from attacks import assert_refused
@@ -24,6 +25,7 @@ from waiting import until
 
 from restante.feed.rules import NewActivity
 from restante.http import refusal_delays
+from restante.ids import WorkspaceId
 from restante.server import http_limits
 from restante.server.http_limits import BoundedHttp
 
@@ -211,8 +213,8 @@ def protocols() -> Iterator[BoundedHttp]:
 
 
 async def wake(workspace: Caller) -> None:
-    feed = workspace.site.state.feed
-    await feed.append(workspace.id, NewActivity("test", "wake up", b"{}"), now=datetime.now(UTC))
+    feed, row = workspace.site.state.feed, NewActivity("test", "wake up", b"{}")
+    await feed.append(WorkspaceId(UUID(workspace.id)), row, now=datetime.now(UTC))
 
 
 @pytest.mark.parametrize("garbage", [b"garbage\r\n\r\n", b"a: " + b"x" * 70 * KIB])
