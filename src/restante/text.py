@@ -58,9 +58,14 @@ def printable(text: str, *, max_length: int | None = None) -> str:
     return shown if len(shown) == len(text) else shown + "…"
 
 
+def number_of(count: int, noun: str) -> str:
+    """A number of things, in words for people."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def number_of_files(count: int) -> str:
     """A number of files, in words for people."""
-    return "1 file" if count == 1 else f"{count} files"
+    return number_of(count, "file")
 
 
 def shown_bytes(size: float) -> str:

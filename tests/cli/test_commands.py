@@ -138,3 +138,18 @@ def test_python_m_restante_runs_the_command(tmp_path: Path):
     )
 
     assert done.stdout == f"{__version__}\n"
+
+
+def test_a_command_creates_no_database_where_none_is(tmp_path: Path):
+    """The directory is mistyped, or empty."""
+    missing, empty = tmp_path / "missing", tmp_path / "empty"
+    empty.mkdir()
+
+    for directory in (missing, empty):
+        outcome = restante("status", "--data-dir", directory)
+        assert (outcome.code, outcome.stdout) == (1, "")
+        assert (
+            f"There is no database in {directory}: `restante serve` creates it." in outcome.stderr
+        )
+    assert not missing.exists()
+    assert not any(one.is_dir() for one in empty.iterdir())

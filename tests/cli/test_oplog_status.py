@@ -224,6 +224,6 @@ def test_what_is_kept_beside_the_log_is_one_sentence():
     text = " ".join(shown(status(kept=kept)).split())
 
     assert (
-        "Beside the log: 3 parked changes (64.0 KiB), 4 conflicts, 1 snapshots being taken, 2 "
+        "Beside the log: 3 parked changes (64.0 KiB), 4 conflicts, 1 snapshot being taken, 2 "
         "being served, 5 deletes to settle, 6 hosts."
     ) in text

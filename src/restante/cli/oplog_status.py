@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from restante.cli.flags import DATABASE, flags_for, operator_for
 from restante.cli.output import Console, json_text, shown_bytes, shown_seconds
-from restante.text import printable
+from restante.text import number_of, printable
 from restante.wire.oplog_plan import Holder, OplogPlan, PeerMark
 from restante.wire.oplog_status import Lag, OplogStatus, PeerStatus
 
@@ -192,10 +192,12 @@ def _of_node(found: OplogStatus) -> Iterator[str]:
         )
     if kept := found.kept:
         yield (
-            f"Beside the log: {kept.parked} parked changes ({shown_bytes(kept.parked_bytes)}), "
-            f"{kept.conflicts} conflicts, {kept.snapshots_taken} snapshots being taken, "
-            f"{kept.snapshots_served} being served, {kept.unsettled_deletes} deletes to settle, "
-            f"{kept.hosts} hosts."
+            f"Beside the log: {number_of(kept.parked, 'parked change')} "
+            f"({shown_bytes(kept.parked_bytes)}), {number_of(kept.conflicts, 'conflict')}, "
+            f"{number_of(kept.snapshots_taken, 'snapshot')} being taken, "
+            f"{kept.snapshots_served} being served, "
+            f"{number_of(kept.unsettled_deletes, 'delete')} to settle, "
+            f"{number_of(kept.hosts, 'host')}."
         )
     yield from _of_clock(found.clock_ahead_seconds)
 

@@ -17,7 +17,7 @@ from restante.cli.flags import DATABASE, flags_for, operator_for
 from restante.cli.output import json_text, shown_bytes, shown_seconds
 from restante.errors import BadRequest
 from restante.ids import WorkspaceId
-from restante.text import MAX_QUOTED, number_of_files, printable
+from restante.text import MAX_QUOTED, number_of, number_of_files, printable
 
 if TYPE_CHECKING:
     from restante.server.wiring import Operator
@@ -282,8 +282,8 @@ def _consequences(view: wire.WorkspaceView, held: wire.HeldFiles, *, expires: bo
         sentences.append(f"{_waiting(held)} for it. {end}")
     if view.unread_rows:
         sentences.append(
-            f"It has not read {view.unread_rows} rows of its feed. They are kept for the feed's "
-            "retention."
+            f"It has not read {number_of(view.unread_rows, 'row')} of its feed, kept for the "
+            "feed's retention."
         )
     return sentences
 
@@ -355,7 +355,10 @@ def _print_details(view: wire.WorkspaceView, held: wire.HeldFiles, *, now: datet
         ("waiting", _shown_files(held.waiting_files, held.waiting_bytes)),
         ("", f"the last expires at {_moment(held.waiting_until)}" if held.waiting_until else ""),
         ("acknowledged", _shown_files(held.acked_files, held.acked_bytes)),
-        ("unread", f"{view.unread_rows} rows of its feed" if view.unread_rows else "none"),
+        (
+            "unread",
+            f"{number_of(view.unread_rows, 'row')} of its feed" if view.unread_rows else "none",
+        ),
         ("parent", str(view.parent_id) if view.parent_id else ""),
     ]
     print_labelled([(label, text) for label, text in lines if text])

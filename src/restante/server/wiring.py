@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -23,7 +24,7 @@ from restante.delivery.admin import UploadAdmin
 from restante.delivery.blobs.postgres import PostgresBlobs
 from restante.delivery.receive import Receiver
 from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
-from restante.errors import DatabaseFull
+from restante.errors import DatabaseFull, DataDirectoryUnusable
 from restante.feed.batches import WatchPolicy
 from restante.feed.service import Feed
 from restante.feed.subject import CrowdedFeeds, FeedPartitions, MessageIds
@@ -45,7 +46,7 @@ from restante.oplog.subject import EndedSnapshots, OldConflicts, ParkedOps, Unse
 from restante.oplog.trimming import picture
 from restante.oplog.trimming.limits import Limits
 from restante.oplog.trimming.log_subject import OpLog
-from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, postgres_for
+from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, placement, postgres_for
 from restante.retention import store as retention, upkeep
 from restante.retention.disk import Disk
 from restante.retention.space import SpaceAccount, SpaceSamples
@@ -170,6 +171,7 @@ class Operator:
 async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncIterator[Operator]:
     """For commands: the services of a server, without one; `given` settings were set explicitly."""
     logs.configure(settings.log_format, "warning")
+    _check_database(settings)
     with driver_errors.refusal_named():
         async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
             await Readiness(db, migrate.shipped()).check()
@@ -405,8 +407,25 @@ async def pulling(settings: Settings, node: Node) -> AsyncIterator[None]:
 
 def data_directory(settings: Settings) -> DataDirectory:
     """The configured data directory, created if it is missing."""
+    return DataDirectory.open(_chosen_directory(settings))
+
+
+def _chosen_directory(settings: Settings) -> Path:
     chosen = Path(settings.data_dir).expanduser() if settings.data_dir else DataDirectory.default()
-    return DataDirectory.open(chosen.absolute())
+    return chosen.absolute()
+
+
+def _check_database(settings: Settings) -> None:
+    """A command creates no database: no server has run yet, or its directory is mistyped."""
+    path = _chosen_directory(settings)
+    if settings.database_url or (
+        os.path.lexists(path) and placement.existing_home(data_directory(settings))
+    ):
+        return
+    raise DataDirectoryUnusable(
+        f"There is no database in {path}: `restante serve` creates it. If a server has run, name "
+        "its --data-dir."
+    )
 
 
 @asynccontextmanager
