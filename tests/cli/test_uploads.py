@@ -202,16 +202,19 @@ async def test_the_retention_of_the_servers_applies(dsn: str, examples: Examples
 
 
 @pytest.mark.parametrize("command", ["show", "reopen", "expire"])
-async def test_a_wrong_id_is_an_error(dsn: str, examples: Examples, command: str):
+async def test_an_unknown_id_is_an_error(dsn: str, examples: Examples, command: str):
     unknown = uuid4()
 
     assert f"no upload {unknown} here" in error_of(run(dsn, command, unknown))
-    assert "letter.pdf is not a file id" in error_of(run(dsn, command, "letter.pdf"))
+
+
+async def test_a_wrong_id_or_workspace_is_an_error(dsn: str, examples: Examples):
+    assert "letter.pdf is not a file id" in error_of(run(dsn, "show", "letter.pdf"))
     assert f"no workspace with the id {NOBODY}" in error_of(
-        run(dsn, command, examples.acked, "--workspace", NOBODY)
+        run(dsn, "reopen", examples.acked, "--workspace", NOBODY)
     )
     assert "no workspace with the id or name mine" in error_of(
-        run(dsn, command, examples.acked, "--workspace", "mine")
+        run(dsn, "expire", examples.acked, "--workspace", "mine")
     )
 
 

@@ -184,7 +184,7 @@ def test_the_folder_is_in_the_directory_unless_it_is_given(office: Office, tmp_p
     first, second = (restante(*once, NO_COLOR="1") for _ in range(2))
 
     assert (first.code, second.code) == (0, 0)
-    assert first.stdout.splitlines()[0] == second.stdout.splitlines()[0]
+    assert first.stdout.splitlines()[1].split()[-1] == second.stdout.splitlines()[0].split()[-1]
     assert sorted(path.name for path in into.iterdir()) == [".molecule"]
 
 

@@ -233,9 +233,7 @@ def test_a_server_that_stops_does_not_wait_for_the_long_polls_of_its_peers(
 
     assert "graceful shutdown exceeded" not in said
     wait_until(
-        lambda: (
-            json.loads(oplog(a, "status", "--json").stdout)["peers"][0]["failing_since"] is None
-        ),
+        lambda: fetchval(a, "select failing_since from restante.op_peers") is None,
         seconds=60,
         what="the next pull",
     )

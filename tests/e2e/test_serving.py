@@ -52,20 +52,20 @@ def test_the_second_start_creates_no_cluster_and_migrates_nothing(new_server: Se
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_ten_servers_that_start_at_once_on_an_empty_database_become_ready(
+async def test_five_servers_that_start_at_once_on_an_empty_database_become_ready(
     empty_dsn: str, tmp_path: Path
 ):
     with ExitStack() as stack:
         servers = [
             stack.enter_context(Server(tmp_path / str(number), "--database-url", empty_dsn))
-            for number in range(10)
+            for number in range(5)
         ]
         for server in servers:
             server.begin()
         for server in servers:
             server.until_ready(90)
 
-        assert [server.get("/ready")[0] for server in servers] == [200] * 10
+        assert [server.get("/ready")[0] for server in servers] == [200] * 5
         assert sum('"migrated"' in server.said for server in servers) == 1
 
     connection = await asyncpg.connect(empty_dsn)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 # The same requests in every run; more of them, or others, when asked for.
 SEED = int(os.environ.get("SOAK_SEED", "1"))
-EXAMPLES = 5 * int(os.environ.get("SOAK_RUNS", "1"))
+EXAMPLES = 3 * int(os.environ.get("SOAK_RUNS", "1"))
 
 # Requests that the schema allows and the server refuses, because of what is not in the schema:
 # whether a row or byte exists, whether a key is new, which addresses can be called, how long files
