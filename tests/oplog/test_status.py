@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from waiting import until
 
 from restante.database.pool import Connection, Database
 from restante.oplog import status, ulids
@@ -125,12 +126,21 @@ async def test_what_a_peer_said_of_us_is_shown(db: Database):
     assert (peer.failing_since, peer.failure) == (NOW, "It does not answer.")
 
 
+async def is_the_oldest(writer: Any) -> bool:
+    """Other tests on the same cluster have transactions that are older, and soon end."""
+    return await writer.fetchval(
+        "select pg_snapshot_xmin(pg_current_snapshot()) = pg_current_xact_id()"
+        " and not exists (select from pg_prepared_xacts)"
+    )
+
+
 async def test_the_transaction_that_holds_up_the_horizon_is_named(db: Database, connections: Any):
     """What commits after it began cannot be served until it ends."""
     writer = await connections()
     await writer.execute("set application_name = 'nightly load'")
     await writer.execute("begin")
     await writer.execute("select pg_current_xact_id()")
+    await until(lambda: is_the_oldest(writer))
 
     seen = await status.look(db, now=NOW)
     await writer.execute("rollback")
