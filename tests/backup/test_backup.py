@@ -14,6 +14,7 @@ import pytest
 from callers import Caller, Part, ask, everything, pattern, registered, waits_for_a_lock
 from factories import HOUR, NOW, make_workspace
 from sites import Site, running_site
+from waiting import until
 
 from restante.backup.archive import Reader
 from restante.backup.destination import Destination
@@ -142,8 +143,7 @@ async def test_the_snapshot_is_younger_than_the_locks(
     )
 
     backup = asyncio.create_task(taken(dsn))
-    while not await waits_for_a_lock(watcher):  # noqa: ASYNC110 - another session gives no event
-        await asyncio.sleep(0.01)
+    await until(lambda: waits_for_a_lock(watcher))
     await change.commit()
 
     done, _ = await backup
@@ -161,8 +161,7 @@ async def test_a_table_that_is_dropped_meanwhile_does_not_matter(
     await dropper.execute("drop table passing")
 
     backup = asyncio.create_task(taken(dsn))
-    while not await waits_for_a_lock(watcher):  # noqa: ASYNC110 - another session gives no event
-        await asyncio.sleep(0.01)
+    await until(lambda: waits_for_a_lock(watcher))
     await change.commit()
 
     done, _ = await backup

@@ -14,6 +14,7 @@ import pytest
 from callers import waits_for_a_lock
 from cluster import copy_cluster
 from processes import RESTANTE, clean_environment, wait_until, working_in
+from waiting import until
 
 from restante.backup.archive import Writer
 from restante.backup.rules import About
@@ -135,8 +136,7 @@ async def test_an_interrupted_backup_leaves_nothing(place: Path, number: signal.
     async with locked_table(DataDirectory.open(place / "data")) as watcher:
         words = ("backup", target / "b.tar", "--data-dir", place / "data")
         with started(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as backup:
-            while not await waits_for_a_lock(watcher):  # noqa: ASYNC110 - there is no event
-                await asyncio.sleep(0.02)
+            await until(lambda: waits_for_a_lock(watcher))
             unfinished = list(target.iterdir())
             backup.send_signal(number)
             output, errors = await asyncio.to_thread(backup.communicate)

@@ -84,9 +84,7 @@ async def test_a_workspace_is_listed_renamed_and_removed_by_its_name(
     assert (swept["expired"], await connection.fetchval("select count(*) from uploads")) == (2, 0)
 
 
-async def test_a_new_token_is_printed_alone_and_ends_what_the_old_one_has_open(
-    dsn: str, shared_site: Site
-):
+async def test_a_new_token_is_printed_alone_and_ends_what_the_old_one_has_open(shared_site: Site):
     """The command is another process, and tells the server before it exits."""
     dsn, caller = shared_site.settings.database_url or "", await registered(shared_site)
     polling = asyncio.create_task(caller.read_feed(wait=60))
