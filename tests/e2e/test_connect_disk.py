@@ -1,6 +1,8 @@
 """A full disk: only stored files are acknowledged, and free space is enough to continue."""
 
+import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,16 +41,26 @@ def ana(disk: Path, proxy: Proxy) -> Iterator[Connect]:
 
 
 class Filler:
-    """A file that fills the disk, except for some bytes."""
+    """A file that fills the disk, except for some bytes.
+
+    It is allocated in one piece: if the disk were full for a moment before the rest is given back,
+    whatever connect writes then would fail.
+    """
 
     def __init__(self, disk: Path, *, leave: int = 0) -> None:
         self._path = disk / "filler"
-        with self._path.open("wb", buffering=0) as file:
+        while not self._fill(shutil.disk_usage(disk).free - leave):
+            pass
+
+    def _fill(self, size: int) -> bool:
+        with self._path.open("wb") as file:
             try:
-                while file.write(bytes(PAGE)):
-                    pass
-            except OSError:
-                file.truncate(max(file.tell() - leave, 0))
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:  # connect wrote something since we looked
+                if error.errno != errno.ENOSPC:
+                    raise
+                return False
+        return True
 
     def remove(self) -> None:
         self._path.unlink()
