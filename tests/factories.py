@@ -17,6 +17,7 @@ from restante.database.pool import Connection, Database
 from restante.database.spans import floor
 from restante.delivery import acknowledge, stage, store
 from restante.delivery.blobs.postgres import PostgresBlobs
+from restante.delivery.quotas import Reservation
 from restante.delivery.receive import Receiver
 from restante.delivery.rules import (
     Chunk,
@@ -27,7 +28,7 @@ from restante.delivery.rules import (
     Usage,
     bucket_of,
 )
-from restante.delivery.store import Answer, Batch, Reservation
+from restante.delivery.store import Answer, Batch
 from restante.delivery.subject import DueUploads
 from restante.feed.rules import UNLIMITED, NewActivity, WriteLimits
 from restante.feed.service import Feed

@@ -45,7 +45,7 @@ from sweeps import (
 from waiting import until
 
 from restante.database.pool import Database
-from restante.delivery import fetch, store
+from restante.delivery import fetch, quotas, store
 from restante.delivery.rules import CHUNK_BYTES, MIB, bucket_of
 from restante.delivery.subject import DROP_BUCKET, MOVE_FILES, Buckets, DueUploads
 from restante.errors import UploadTooSlow
@@ -266,11 +266,11 @@ async def test_a_bucket_with_an_arriving_upload_is_held_and_named(
     sweep: Sweep, connection: Any, workspace_id: WorkspaceId
 ):
     promise = make_reservation(workspace_id, bucket=PAST)
-    await store.reserve(connection, promise, ROOMY)
+    await quotas.reserve(connection, promise, ROOMY)
 
     report = await sweep.run(now=utc_now())
     (held,) = (await sweep.plan(now=utc_now())).held
-    await store.release(connection, promise.id)
+    await quotas.release(connection, promise.id)
     afterwards = await sweep.run(now=utc_now())
 
     assert actions(report) == []
@@ -283,7 +283,7 @@ async def test_a_late_upload_keeps_its_bucket_until_its_reservation_is_deleted(
 ):
     """As long as the reservation exists the upload can be published, however late."""
     promise = make_reservation(workspace_id, bucket=PAST, lasts=-MOMENT)
-    await store.reserve(connection, promise, ROOMY)
+    await quotas.reserve(connection, promise, ROOMY)
 
     first, second = [await sweep.run(now=utc_now()) for _ in range(2)]
 
@@ -347,7 +347,7 @@ async def test_an_upload_that_is_being_published_keeps_its_bucket(
     """Its bytes were written ahead, so the seal does not wait for the commit that publishes it."""
     publisher, content = await connections(), Content(bytes(100))
     promise = make_reservation(workspace_id, bucket=PAST, lasts=-MOMENT)
-    await store.reserve(connection, promise, ROOMY)
+    await quotas.reserve(connection, promise, ROOMY)
     await parts.blobs.put(workspace_id, PAST, [content.chunk])
     publishing = publisher.transaction()
     await publishing.start()

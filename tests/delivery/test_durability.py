@@ -14,7 +14,7 @@ from factories import (
 
 from restante.database import pool
 from restante.database.pool import Database
-from restante.delivery import store
+from restante.delivery import quotas, store
 from restante.delivery.rules import Quota
 from restante.feed import store as feed
 from restante.feed.wakeups import CHANNEL
@@ -49,8 +49,8 @@ async def test_commits_that_make_something_visible_are_synced_and_others_are_not
             "append": lambda: feed.append(connection, workspace_id, make_message(), now=NOW),
             "mark": lambda: feed.acknowledge(connection, workspace_id, 1),
             "put": lambda: connection.execute(store.queries.put_chunks, *put),
-            "reserve": lambda: store.reserve(connection, reservation, Quota(10**6, 100)),
-            "release": lambda: store.release(connection, reservation.id),
+            "reserve": lambda: quotas.reserve(connection, reservation, Quota(10**6, 100)),
+            "release": lambda: quotas.release(connection, reservation.id),
             "fetched": lambda: store.mark_fetched(connection, workspace_id, file_id, now=NOW),
             "heartbeat": lambda: workspaces.heartbeat(connection, workspace_id, 1, ""),
             "notify": lambda: connection.execute(pool.queries.notify, CHANNEL, str(workspace_id)),

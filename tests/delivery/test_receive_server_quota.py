@@ -17,7 +17,7 @@ from factories import (
 from waiting import until
 
 from restante.database.pool import Connection, Database
-from restante.delivery import store
+from restante.delivery import quotas, store
 from restante.delivery.receive import Incoming, Receiver
 from restante.delivery.rules import MIB, Quota, Usage
 from restante.errors import DatabaseUnavailable, ServerFull
@@ -175,7 +175,7 @@ async def test_a_sum_that_could_not_be_read_is_read_by_the_next_request(
 async def test_reservations_of_other_processes_count(
     receiver: Receiver, connection: Connection, workspace_id: WorkspaceId
 ):
-    await store.reserve(connection, make_reservation(workspace_id, 700), SERVER)
+    await quotas.reserve(connection, make_reservation(workspace_id, 700), SERVER)
 
     assert not await is_accepted(receiver, 301)
     assert await is_accepted(receiver, 300)
@@ -201,7 +201,7 @@ async def test_files_that_follow_a_reservation_do_not_hide_those_of_other_proces
     quota = Quota(max_bytes=10 * MIB, max_files=8)
     receiver = always_reading(db, quota)
     others = make_reservation(workspace_id, room=Usage(100, 4))
-    await store.reserve(connection, others, quota)
+    await quotas.reserve(connection, others, quota)
     async with receiver.receive(workspace_id, 3 * MIB) as incoming:
         await write_file(incoming, bytes(2 * MIB))
         await write_file(incoming)
@@ -237,6 +237,6 @@ async def test_many_uploads_at_once_fill_the_server_and_no_more(
 
     staged = await asyncio.gather(*(is_staged() for _ in range(12)))
 
-    usage = await store.usage_of_server(connection)
+    usage = await quotas.usage_of_server(connection)
     assert sum(staged) == 3
     assert (usage.waiting_bytes, usage.waiting_files) == (900, 3)

@@ -25,12 +25,12 @@ from sweeps import CHUNKS, actions, make_partition, make_sweep, partition_names
 from restante.database import shares
 from restante.database.pool import Connection, Database
 from restante.database.spans import floor
-from restante.delivery import reservations, stage, store
+from restante.delivery import quotas, reservations, stage
+from restante.delivery.quotas import RESERVED_FOR
 from restante.delivery.receive import Incoming, Receiver
 from restante.delivery.reservations import Room
 from restante.delivery.rules import MAX_REQUEST_BYTES, MIB, Quota, claim_for
 from restante.delivery.stage import NewFile
-from restante.delivery.store import RESERVED_FOR
 from restante.delivery.subject import DROP_BUCKET, Buckets, ExpiredReservations
 from restante.errors import (
     BadRequest,
@@ -371,15 +371,15 @@ async def test_a_changed_reservation_counts_once(connection: Any, workspace_id: 
     other = await make_workspace(connection)
     quota, room = Quota(1000, 10), Room(workspace_id, expected_bytes=0)
     for size in (100, 300, 300, 200):
-        wanted = store.Reservation(room.id, workspace_id, store.Usage(size, 1))
-        assert await store.reserve(connection, wanted, quota)
-    too_much = store.Reservation(room.id, workspace_id, store.Usage(1001, 1))
+        wanted = quotas.Reservation(room.id, workspace_id, quotas.Usage(size, 1))
+        assert await quotas.reserve(connection, wanted, quota)
+    too_much = quotas.Reservation(room.id, workspace_id, quotas.Usage(1001, 1))
 
-    assert await store.reserve(connection, too_much, quota) is None
+    assert await quotas.reserve(connection, too_much, quota) is None
     assert await counters(connection, workspace_id) == Counters(
         reserved_bytes=200, reserved_files=1
     )
-    await store.release(connection, room.id)
+    await quotas.release(connection, room.id)
     assert await counters(connection, workspace_id) == Counters()
     assert await counters(connection, other) == Counters()
 

@@ -22,7 +22,7 @@ from factories import (
 )
 
 from restante.database.pool import Connection, Database
-from restante.delivery import buckets, store
+from restante.delivery import buckets, quotas, store
 from restante.delivery.rules import Quota
 from restante.delivery.store import Acknowledged
 from restante.delivery.subject import DueUploads, ExpiredAnswers, ExpiredReservations
@@ -305,7 +305,7 @@ async def test_reservations_and_answers_are_due_when_they_have_expired_and_not_b
 ):
     for expires_at in (NOW - MOMENT, NOW, NOW + MOMENT):
         reservation = make_reservation(workspace_id, 100)
-        await store.reserve(connection, reservation, NARROW)
+        await quotas.reserve(connection, reservation, NARROW)
         await connection.execute(
             "update reservations set expires_at = $2 where id = $1", reservation.id, expires_at
         )
@@ -324,7 +324,7 @@ async def test_reservations_that_several_servers_release_at_once_free_room_once(
     db: Database, connection: Connection, workspace_id: WorkspaceId
 ):
     for _ in range(5):
-        await store.reserve(connection, make_reservation(workspace_id, 100), NARROW)
+        await quotas.reserve(connection, make_reservation(workspace_id, 100), NARROW)
     await make_upload(connection, workspace_id)
 
     async def release() -> None:

@@ -22,7 +22,7 @@ from sites import SiteFactory
 from sweeps import Tally
 from waiting import until
 
-from restante.delivery import store
+from restante.delivery import quotas
 from restante.delivery.rules import MIB
 
 pytestmark = pytest.mark.anyio
@@ -185,7 +185,7 @@ async def test_a_reservation_that_expires_during_the_commit_is_freed_once(
         sweep = connection.transaction()
         await sweep.start()
         reservation = await connection.fetchval("select id from reservations")
-        await store.release(connection, reservation)
+        await quotas.release(connection, reservation)
         await wire.send(body[-10:])
         watcher = await connections()
         await until(lambda: waits_for_a_lock(watcher))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from restante.database import partitions, shares
 from restante.database.pool import Database
-from restante.delivery import rules, store
+from restante.delivery import quotas, rules
 from restante.delivery.reservations import Room
 from restante.delivery.rules import NOTHING, ReceivePolicy, Usage
 from restante.delivery.subject import CHUNKS
@@ -53,7 +53,7 @@ class ServerRoom:
         self._claims: set[Claim] = set()  # of the uploads in progress
         self._uploads = Counter[WorkspaceId]()
         self._reading = asyncio.Lock()
-        self._usage = store.ServerUsage(0, 0, 0, 0)
+        self._usage = quotas.ServerUsage(0, 0, 0, 0)
         self._usage_read_at = -math.inf
         self._published_since = NOTHING
         self._sizes = 0  # of all buckets, with the bytes of dead files
@@ -129,7 +129,7 @@ class ServerRoom:
         # What commits during the read may be counted twice for a second, never not at all.
         self._published_since = NOTHING
         async with self._db.connection() as connection:
-            self._usage = await store.usage_of_server(connection)
+            self._usage = await quotas.usage_of_server(connection)
         self._usage_read_at = time.monotonic()
 
     async def _read_sizes(self) -> None:

@@ -21,7 +21,7 @@ import structlog
 from restante import wire
 from restante.database.outcomes import decided
 from restante.database.pool import Connection, Database, is_in_transaction, translated
-from restante.delivery import rules, store
+from restante.delivery import quotas, rules, store
 from restante.delivery.blobs import WINDOW_CHUNKS, Blobs
 from restante.delivery.capacity import Claim, ServerRoom
 from restante.delivery.reservations import Reservations, Room
@@ -418,7 +418,7 @@ class Incoming:
         self, connection: Connection, written_bytes: int, *, now: datetime
     ) -> RestanteError:
         """Why nothing was published: there is no room, or the reservation has expired."""
-        usage = await store.usage_of(connection, self.workspace_id)
+        usage = await quotas.usage_of(connection, self.workspace_id)
         wanted = Usage(self.total_bytes, len(self.files))
         if usage and not usage.fits(self._receiver.policy.quota, wanted):
             return await self.no_room(connection, now=now)
@@ -441,14 +441,14 @@ class Incoming:
         quota, limits = self._receiver.policy.quota, self._receiver.limits
         if rules.is_too_large_for(quota, self.declared_bytes or 0):
             return rules.quota_too_small(quota, bytes=self.declared_bytes or 0, files=1)
-        usage = await store.usage_of(connection, self.workspace_id)
+        usage = await quotas.usage_of(connection, self.workspace_id)
         fill = await feed.fill_of(connection, self.workspace_id)
         if usage is None or fill is None:
             return WorkspaceUnknown()
         growth = self.claimed.bytes - self.room.counted_bytes
         if refusal := fill.refusal(limits, feed=0, written=growth):
             return refusal
-        frees_at = await store.workspace_frees_at(connection, self.workspace_id)
+        frees_at = await quotas.workspace_frees_at(connection, self.workspace_id)
         return rules.workspace_full(usage, quota, frees_at, now=now)
 
     def _answer(self) -> wire.UploadAnswer:

@@ -17,7 +17,7 @@ from datetime import datetime
 from uuid import UUID, uuid4
 
 from restante.database.pool import Connection, Database
-from restante.delivery import store
+from restante.delivery import quotas
 from restante.delivery.rules import NOTHING, Quota, Usage
 from restante.errors import RestanteError, UploadTooSlow
 from restante.feed.rules import WriteLimits
@@ -65,9 +65,9 @@ class Reservations:
         # Kept before the statement ends: one that is cancelled may have been committed.
         self._keep(room)
         began, growth = time.monotonic(), max(wanted.bytes - room.counted_bytes, 0)
-        reserved = await store.reserve(
+        reserved = await quotas.reserve(
             connection,
-            store.Reservation(
+            quotas.Reservation(
                 room.id,
                 room.workspace_id,
                 wanted,
@@ -93,7 +93,7 @@ class Reservations:
         self.forget(room)
         try:
             async with self._db.connection() as connection:
-                await store.release(connection, room.id)
+                await quotas.release(connection, room.id)
         except RestanteError:
             self._unreleased.add(room.id)
             self._start_renewing()
@@ -109,9 +109,9 @@ class Reservations:
         began, kept = time.monotonic(), list(self._kept.values())
         async with self._db.connection() as connection:
             for reservation in list(self._unreleased):
-                await store.release(connection, reservation)
+                await quotas.release(connection, reservation)
                 self._unreleased.discard(reservation)
-            renewed = await store.renew(connection, [room.id for room in kept])
+            renewed = await quotas.renew(connection, [room.id for room in kept])
         for room in kept:
             # What was locked or is gone is reserved again, with a wait, before its upload goes on.
             room.renewed_at = began if room.id in renewed else -math.inf
@@ -135,5 +135,5 @@ class Reservations:
 async def _check_is_kept(connection: Connection, room: Room, written: FileId) -> None:
     """The bucket may have been dropped while no reservation named it."""
     assert room.bucket is not None  # noqa: S101 - it was reserved
-    if not await store.is_kept(connection, room.bucket, room.workspace_id, written):
+    if not await quotas.is_kept(connection, room.bucket, room.workspace_id, written):
         raise UploadTooSlow("The bytes that had arrived are no longer kept; send the upload again.")

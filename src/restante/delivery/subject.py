@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from restante.database import partitions
 from restante.database.partitions import Partition, PartitionedTable
 from restante.database.pool import Connection
-from restante.delivery import buckets, rules, store
+from restante.delivery import buckets, quotas, rules, store
 from restante.delivery.buckets import NO_FILES, LiveFiles, StoredFile
 from restante.delivery.rules import CHUNK_BYTES
 from restante.retention.subjects import (
@@ -77,11 +77,11 @@ class ExpiredReservations(RowSubject):
     is_prompt = True
 
     async def count_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
-        due = await store.count_expired_reservations(connection, now=now, limit=_DUE_COUNTED)
+        due = await quotas.count_expired_reservations(connection, now=now, limit=_DUE_COUNTED)
         return {"reservations": due}
 
     async def delete_due(self, connection: Connection, *, now: datetime) -> Mapping[str, int]:
-        released = await store.release_expired(connection, now=now, limit=self.batch_size)
+        released = await quotas.release_expired(connection, now=now, limit=self.batch_size)
         return {"reservations": released}
 
 
