@@ -21,8 +21,8 @@ from restante.feed.wakeups import Wakeups
 from restante.retention import upkeep
 from restante.retention.subjects import Subjects
 from restante.retention.sweep import Sweep
-from restante.server import wiring
-from restante.server.health import Readiness
+from restante.server import parts
+from restante.server.readiness import Readiness
 from restante.settings import load
 from restante.workspaces.auth import Access
 from restante.workspaces.registry import Registry
@@ -59,13 +59,13 @@ async def opened(dsn: str, **given: Any) -> AsyncIterator[Restante]:
     schema is missing or too old.
     """
     settings = load({}, given)
-    async with wiring.opened(settings, dsn) as db:
+    async with parts.opened(settings, dsn) as db:
         await Readiness(db, migrate.shipped()).check()
-        settings = await wiring.with_saved_retention(settings, db, given=given)
-        async with wiring.notifying(Wakeups(db, Listener(dsn))) as wakeups:
-            disk = await wiring.disk_of(settings, db)
-            receiver = wiring.receiver_of(settings, db, wakeups, disk)
-            access, subjects = Access(db, admin_token=""), wiring.subjects_of(settings, disk)
+        settings = await parts.with_saved_retention(settings, db, given=given)
+        async with parts.notifying(Wakeups(db, Listener(dsn))) as wakeups:
+            disk = await parts.disk_of(settings, db)
+            receiver = parts.receiver_of(settings, db, wakeups, disk)
+            access, subjects = Access(db, admin_token=""), parts.subjects_of(settings, disk)
             registry = Registry(db, access, registration_token=None, is_open=True, disk=disk)
-            sweep = wiring.sweep_of(db, subjects, disk)
+            sweep = parts.sweep_of(db, subjects, disk)
             yield Restante(db, receiver.blobs, receiver, registry, sweep, subjects)

@@ -27,7 +27,7 @@ from restante.delivery.rules import CHUNK_BYTES
 from restante.delivery.subject import MOVE_FILES, ExpiredReservations
 from restante.ids import FileId, WorkspaceId
 from restante.retention.subjects import OUT_OF_TIME
-from restante.server.wiring import subjects_of
+from restante.server.parts import subjects_of
 from restante.settings import Settings
 from restante.wire import PlanStep
 

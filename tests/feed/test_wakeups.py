@@ -21,7 +21,7 @@ from restante.feed.rules import NewActivity
 from restante.feed.service import Feed, Query
 from restante.feed.wakeups import CHANNEL, Waiter, Wakeups
 from restante.ids import WorkspaceId
-from restante.server.wiring import notifying
+from restante.server.parts import notifying
 
 pytestmark = pytest.mark.anyio
 

@@ -41,7 +41,7 @@ from restante.feed.subject import MESSAGE_IDS
 from restante.ids import WorkspaceId
 from restante.retention import store as retention
 from restante.retention.sweep import Sweep
-from restante.server import wiring
+from restante.server import parts
 from restante.workspaces import store as workspaces
 
 pytestmark = pytest.mark.anyio
@@ -69,7 +69,7 @@ def sweep(db: Database) -> Sweep:
 
 async def test_every_table_belongs_to_a_registered_subject(connection: Any, tmp_path: Path):
     """A new table needs a subject, or a reason why it does not grow."""
-    subjects = wiring.subjects_of(settings_for("", tmp_path))
+    subjects = parts.subjects_of(settings_for("", tmp_path))
     tables = await connection.fetch(
         "select relname from pg_class where relnamespace = 'restante'::regnamespace"
         " and relkind in ('r', 'p') and not relispartition"
@@ -81,7 +81,7 @@ async def test_every_table_belongs_to_a_registered_subject(connection: Any, tmp_
 
 
 async def test_a_subject_names_only_tables_that_exist(connection: Any, tmp_path: Path):
-    subjects = wiring.subjects_of(settings_for("", tmp_path))
+    subjects = parts.subjects_of(settings_for("", tmp_path))
     named = [table for subject in subjects for table in subject.tables]
 
     missing = await connection.fetch(
@@ -92,7 +92,7 @@ async def test_a_subject_names_only_tables_that_exist(connection: Any, tmp_path:
 
 
 def test_the_subjects_of_the_tests_are_those_of_a_server(tmp_path: Path):
-    of_server = wiring.subjects_of(settings_for("", tmp_path))
+    of_server = parts.subjects_of(settings_for("", tmp_path))
 
     assert [one.name for one in make_subjects()] == [one.name for one in of_server]
 

@@ -11,7 +11,7 @@ from sites import Site, SiteFactory
 from watchers import watch_any
 
 from restante.oplog.trimming.limits import Limits, Policy
-from restante.server import jobs, wiring
+from restante.server import jobs, parts
 from restante.server.loops import Loop
 from restante.wire import EvictedPeer
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 def loops_of(site: Site) -> Mapping[str, Loop]:
     """Loops of another server on the same state, so that a test decides when they run."""
-    services, subjects = cast("Services", site.state), wiring.subjects_of(site.settings)
+    services, subjects = cast("Services", site.state), parts.subjects_of(site.settings)
     return {one.name: one for one in jobs.loops(site.settings, services, subjects)}
 
 

@@ -89,10 +89,10 @@ def backup(
 async def _take(file: Path, settings: Settings, *, overwrite: bool) -> "Taken":
     from restante.backup import destination, source
     from restante.backup.take import take
-    from restante.server import wiring
+    from restante.server import parts
 
     _begin(settings)
-    directory = wiring.data_directory(settings)
+    directory = parts.data_directory(settings)
     async with source.opened(directory, **_postgres(settings)) as found:
         reserve = found.reserve(settings.disk_reserve_bytes)
         with (
@@ -153,11 +153,11 @@ def restore(
 
 async def _restore(file: Path, settings: Settings) -> "tuple[Path, About]":
     from restante.backup.restore import restore
-    from restante.server import wiring
+    from restante.server import parts
 
     _begin(settings)
     with _opened(file, "restoring") as reader:
-        directory = wiring.data_directory(settings)
+        directory = parts.data_directory(settings)
         return directory.path, await restore(reader, directory, **_postgres(settings))
 
 

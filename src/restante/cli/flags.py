@@ -13,7 +13,7 @@ from restante.settings import Settings, given, load, variable
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from restante.server.wiring import Operator
+    from restante.server.operator import Operator
 
 # Settings that locate the database; every operator command needs them.
 DATABASE = ("data_dir", "database_url", "postgres_bin", "postgres_account")
@@ -67,10 +67,10 @@ def operator_for(flags: Any) -> "AbstractAsyncContextManager[Operator]":
 
     A retention given by flag or environment applies; otherwise the one that the servers use.
     """
-    from restante.server import wiring
+    from restante.server.operator import operator
 
     values = _values(flags)
-    return wiring.operator(load(os.environ, values), given=given(os.environ, values))
+    return operator(load(os.environ, values), given=given(os.environ, values))
 
 
 def _values(flags: Any) -> dict[str, Any]:

@@ -55,10 +55,10 @@ def migrate(
 
 async def _rows(settings: Settings, *, status: bool, pre_only: bool) -> list[Any]:
     from restante.database import migrate
-    from restante.server import logs, wiring
+    from restante.server import logs, operator
 
     logs.configure(settings.log_format, "warning")
-    async with wiring.database_for_a_while(settings) as dsn:
+    async with operator.database_for_a_while(settings) as dsn:
         if status:
             return await migrate.status(dsn)
         return await migrate.run(dsn, pre_only=pre_only)

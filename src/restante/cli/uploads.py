@@ -27,7 +27,7 @@ from restante.text import MAX_QUOTED, printable
 
 if TYPE_CHECKING:
     from restante.delivery.admin import Expiry, UploadAdmin
-    from restante.server.wiring import Operator
+    from restante.server.operator import Operator
 
     UploadsFlags = Any
 else:

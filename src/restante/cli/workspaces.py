@@ -20,7 +20,7 @@ from restante.ids import WorkspaceId
 from restante.text import MAX_QUOTED, number_of, number_of_files, printable
 
 if TYPE_CHECKING:
-    from restante.server.wiring import Operator
+    from restante.server.operator import Operator
 
     WorkspacesFlags = Any
 else:

@@ -32,9 +32,9 @@ from restante.retention.space import SpaceAccount
 from restante.retention.sweep import Sweep
 from restante.server import admin, docs, health, slashes
 from restante.server.connections import Connections
-from restante.server.health import Readiness
 from restante.server.metrics import Metrics
 from restante.server.observe import METHODS, UNMATCHED, ObservedApp, path_label
+from restante.server.readiness import Readiness
 from restante.workspaces import web as workspaces
 from restante.workspaces.admin import WorkspaceAdmin
 from restante.workspaces.auth import Access

@@ -13,11 +13,10 @@ from restante.retention.subjects import Subjects
 from restante.server import policies
 from restante.server.app import Services
 from restante.server.loops import Loop
+from restante.server.parts import SWEEP_SECONDS
 from restante.settings import Settings
 from restante.wire.oplog_status import OplogStatus
 from restante.workspaces.phantoms import reset_phantoms
-
-SWEEP_SECONDS = 30.0
 
 
 def loops(settings: Settings, services: Services, subjects: Subjects) -> list[Loop]:

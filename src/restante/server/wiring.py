@@ -1,34 +1,26 @@
-"""Builds everything from the settings; the only place that knows all parts."""
+"""Builds the server from the settings; the only place that knows all of it."""
 
 import asyncio
 import gc
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import structlog
 from starlette.applications import Starlette
 
 from restante import __version__
-from restante.database import driver_errors, migrate
+from restante.database import migrate
 from restante.database.listener import Listener
 from restante.database.pool import Database
 from restante.database.rules import Phase
-from restante.delivery.admin import UploadAdmin
-from restante.delivery.blobs.postgres import PostgresBlobs
-from restante.delivery.receive import Receiver
-from restante.delivery.subject import Buckets, DueUploads, ExpiredAnswers, ExpiredReservations
-from restante.errors import DatabaseFull, DataDirectoryUnusable
+from restante.errors import DatabaseFull
 from restante.feed.batches import WatchPolicy
 from restante.feed.service import Feed
-from restante.feed.subject import CrowdedFeeds, FeedPartitions, MessageIds
-from restante.feed.total import TotalLimit
 from restante.feed.wakeups import Wakeups
 from restante.http.body_room import BodyRoom
 from restante.http.networks import AddressRanges
@@ -42,23 +34,18 @@ from restante.oplog.pulling.pull import Puller
 from restante.oplog.pulling.state import Pace
 from restante.oplog.remote import Remote
 from restante.oplog.serving.watch import Watcher
-from restante.oplog.subject import EndedSnapshots, OldConflicts, ParkedOps, UnsettledDeletes
-from restante.oplog.trimming import picture
-from restante.oplog.trimming.limits import Limits
-from restante.oplog.trimming.log_subject import OpLog
-from restante.postgres import Ballast, DataDirectory, EmbeddedPostgres, placement, postgres_for
-from restante.retention import store as retention, upkeep
+from restante.postgres import DataDirectory, EmbeddedPostgres
+from restante.retention import upkeep
 from restante.retention.disk import Disk
-from restante.retention.space import SpaceAccount, SpaceSamples
+from restante.retention.space import SpaceAccount
 from restante.retention.subjects import Subjects
-from restante.retention.sweep import Sweep
-from restante.server import admin_token, app, jobs, logs, policies
+from restante.server import admin_token, app, jobs, parts, policies
 from restante.server.app import Services
 from restante.server.connections import ConnectionLimits, Connections, limits_within_open_files
-from restante.server.health import Readiness
 from restante.server.listener import HttpServer, address_of, is_loopback, listen
 from restante.server.loops import Loops
 from restante.server.metrics import Metrics
+from restante.server.readiness import Readiness
 from restante.server.stopping import StopOnSignal, stop_serving
 from restante.settings import Settings, allowed_origins
 from restante.workspaces.admin import WorkspaceAdmin
@@ -67,11 +54,8 @@ from restante.workspaces.concurrency import Concurrency
 from restante.workspaces.push import Push
 from restante.workspaces.rates import Rate
 from restante.workspaces.registry import Registry
-from restante.workspaces.subject import RemovedWorkspaces
 
 log = structlog.get_logger()
-
-_LAST_NOTIFICATION_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +112,7 @@ def http_server(settings: Settings, web: Starlette, *, on_ready: Callable[[], No
 async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path | None]]:
     """Everything but the socket: database, migrations, loops, and the web application."""
     proxies = policies.trusted_proxies(settings)
-    directory = data_directory(settings)
+    directory = parts.data_directory(settings)
     policies.warn_of_small_quotas(settings)
     async with AsyncExitStack() as stack:
         dsn = await stack.enter_async_context(_own_database(settings, directory))
@@ -136,16 +120,16 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
         ran = await migrate.apply(dsn, migrate.shipped(), phases={Phase.PRE})
         if ran:
             log.info("migrated", migrations=[str(migration) for migration in ran])
-        db = await stack.enter_async_context(opened(settings, dsn))
-        wakeups = await stack.enter_async_context(notifying(Wakeups(db, Listener(dsn))))
+        db = await stack.enter_async_context(parts.opened(settings, dsn))
+        wakeups = await stack.enter_async_context(parts.notifying(Wakeups(db, Listener(dsn))))
         push = await stack.enter_async_context(
             Push.opened(
                 to_private=settings.push_to_private,
                 timeout_seconds=settings.push_timeout_seconds,
             )
         )
-        disk = await disk_of(settings, db, _ballast(settings, directory))
-        subjects = subjects_of(settings, disk)
+        disk = await parts.disk_of(settings, db, parts.ballast_of(settings, directory))
+        subjects = parts.subjects_of(settings, disk)
         services = _services(settings, db, disk, wakeups, push, subjects, token, proxies)
         await _prepare_to_store(settings, services, subjects)
         loops = jobs.loops(settings, services, subjects)
@@ -155,122 +139,15 @@ async def application(settings: Settings) -> AsyncIterator[tuple[Starlette, Path
         yield app.build(services), token_file
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """What the operator's commands work with."""
-
-    db: Database
-    sweep: Sweep
-    space: SpaceAccount
-    uploads: UploadAdmin
-    workspaces: WorkspaceAdmin
-    log_limits: Limits
-
-
-@asynccontextmanager
-async def operator(settings: Settings, *, given: Collection[str] = ()) -> AsyncIterator[Operator]:
-    """For commands: the services of a server, without one; `given` settings were set explicitly."""
-    logs.configure(settings.log_format, "warning")
-    _check_database(settings)
-    with driver_errors.refusal_named():
-        async with database_for_a_while(settings) as dsn, opened(settings, dsn) as db:
-            await Readiness(db, migrate.shipped()).check()
-            settings = await with_saved_retention(settings, db, given=given)
-            disk = await disk_of(settings, db, _ballast(settings, data_directory(settings)))
-            wakeups, subjects = Wakeups(db, Listener(dsn)), subjects_of(settings, disk)
-            yield Operator(
-                db,
-                sweep_of(db, subjects, disk),
-                SpaceAccount(db, subjects, disk),
-                UploadAdmin(
-                    receiver_of(settings, db, wakeups, disk),
-                    ack_retention=policies.ack_retention(settings),
-                ),
-                WorkspaceAdmin(db, wakeups.permissions_changed),
-                policies.log_limits(settings),
-            )
-            await wakeups.notify_others()  # the readers wait at the servers
-            await disk.keep_ballast()
-
-
-async def disk_of(settings: Settings, db: Database, ballast: Ballast | None = None) -> Disk:
-    """The disk of the database, if it can be seen from here."""
-    disk = Disk(db, reserve_bytes=settings.disk_reserve_bytes, ballast=ballast)
-    async with db.connection() as connection:
-        await disk.locate(connection)
-    return disk
-
-
-def _ballast(settings: Settings, directory: DataDirectory) -> Ballast | None:
-    """What is kept back beside the embedded Postgres; nothing beside another one."""
-    return None if settings.database_url else Ballast.beside(directory, settings.ballast_bytes)
-
-
 async def _prepare_to_store(settings: Settings, services: Services, subjects: Subjects) -> None:
     """On a full disk the server starts all the same: its sweeps and readers free it."""
     try:
         await upkeep.create_partitions(services.db, subjects, now=await services.sweep.now())
         async with services.db.connection() as connection:
             await tables.identify(connection, services.oplog.own_url)
-        await save_retention(settings, services.db)
+        await parts.save_retention(settings, services.db)
     except DatabaseFull as error:
         log.warning("started_on_a_full_disk", reason=str(error))
-
-
-async def save_retention(settings: Settings, db: Database) -> None:
-    """Save the retention of this server, for commands that run beside it."""
-    async with db.connection() as connection:
-        await retention.save_settings(connection, policies.retention_settings(settings))
-        await picture.save_limits(connection, policies.log_limits(settings))
-
-
-async def with_saved_retention(
-    settings: Settings, db: Database, *, given: Collection[str] = ()
-) -> Settings:
-    """
-    The settings, with the servers' retention where the command was not given one.
-
-    A sweep in a bare shell must not delete by the defaults what the servers are to keep.
-    """
-    async with db.connection() as connection:
-        saved = await retention.saved_settings(connection)
-        servers = policies.settings_of(await picture.saved_limits(connection))
-    if saved is not None:
-        servers["ack_retention_seconds"] = int(saved.ack.total_seconds())
-        servers["feed_retention_days"] = saved.feed / timedelta(days=1)
-    changes = {name: value for name, value in servers.items() if name not in given}
-    return msgspec.structs.replace(settings, **changes)
-
-
-def subjects_of(settings: Settings, disk: Disk | None = None) -> Subjects:
-    """Everything that is kept bounded, in the order in which a sweep handles it."""
-    ack, feed = policies.ack_retention(settings), policies.retention_settings(settings).feed
-    limit = _feed_limit(settings, disk)
-    return Subjects(
-        DueUploads(ack_retention=ack),
-        ExpiredReservations(),
-        ExpiredAnswers(),
-        RemovedWorkspaces(retention=feed),
-        SpaceSamples(),
-        ParkedOps(),
-        OldConflicts(),
-        EndedSnapshots(),
-        UnsettledDeletes(),
-        CrowdedFeeds(limit),
-        OpLog(policies.log_limits(settings)),
-        Buckets(
-            width=timedelta(seconds=settings.bucket_seconds),
-            ack_retention=ack,
-            sweep_interval=timedelta(seconds=settings.sweep_interval_seconds),
-        ),
-        FeedPartitions(retention=feed, limit=limit),
-        MessageIds(),
-    )
-
-
-def sweep_of(db: Database, subjects: Subjects, disk: Disk) -> Sweep:
-    """The sweep, with time left before the deadline of its loop."""
-    return Sweep(db, subjects, budget_seconds=jobs.SWEEP_SECONDS * 0.7, disk=disk)
 
 
 def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
@@ -284,7 +161,8 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
     proxies: AddressRanges,
 ) -> Services:
     access = Access(db, admin_token=admin_token)
-    receiver = receiver_of(settings, db, wakeups, disk)
+    receiver = parts.receiver_of(settings, db, wakeups, disk)
+    limit = parts.feed_limit(settings, disk)
     metrics = Metrics(settings.metrics_namespace, subjects)
     metrics.listening_silent_seconds.set_function(wakeups.silent_seconds)
     refusal_delays = RefusalDelays()
@@ -324,13 +202,13 @@ def _services(  # noqa: PLR0913, PLR0917 - the wiring knows all parts
         ),
         workspace_admin=WorkspaceAdmin(db, wakeups.permissions_changed),
         push=push,
-        feed=Feed(db, wakeups, policies.write_limits(settings), disk, _feed_limit(settings, disk)),
+        feed=Feed(db, wakeups, policies.write_limits(settings), disk, limit),
         watch_policy=WatchPolicy(),
         wakeups=wakeups,
         message_rate=Rate(settings.messages_per_minute, settings.message_bytes_per_minute),
         receiver=receiver,
         blobs=receiver.blobs,
-        sweep=sweep_of(db, subjects, disk),
+        sweep=parts.sweep_of(db, subjects, disk),
         space=SpaceAccount(db, subjects, disk),
         ack_retention=policies.ack_retention(settings),
         staging_enabled=settings.staging,
@@ -351,35 +229,6 @@ def _node(settings: Settings, db: Database) -> Node:
         own_url=policies.own_url(settings),
         open_to=policies.ops_open_to(settings),
     )
-
-
-def receiver_of(settings: Settings, db: Database, wakeups: Wakeups, disk: Disk) -> Receiver:
-    """What receives files, with the quotas and limits of the settings."""
-    policy, limits = policies.receive_policy(settings), policies.write_limits(settings)
-    return Receiver(db, PostgresBlobs(db), wakeups, policy, limits=limits, disk=disk)
-
-
-def _feed_limit(settings: Settings, disk: Disk | None) -> TotalLimit:
-    return TotalLimit(settings.server_max_feed_bytes, disk)
-
-
-@asynccontextmanager
-async def notifying(wakeups: Wakeups) -> AsyncIterator[Wakeups]:
-    """Exchange notifications with other processes while inside."""
-    tasks = [
-        asyncio.create_task(wakeups.keep_notifying()),
-        asyncio.create_task(wakeups.keep_listening()),
-    ]
-    try:
-        yield wakeups
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        # Best effort for the last commits: readers look again later anyway.
-        with suppress(Exception):
-            async with asyncio.timeout(_LAST_NOTIFICATION_SECONDS):
-                await wakeups.notify_others()
 
 
 @asynccontextmanager
@@ -405,42 +254,6 @@ async def pulling(settings: Settings, node: Node) -> AsyncIterator[None]:
             await asyncio.wait(tasks)
 
 
-def data_directory(settings: Settings) -> DataDirectory:
-    """The configured data directory, created if it is missing."""
-    return DataDirectory.open(_chosen_directory(settings))
-
-
-def _chosen_directory(settings: Settings) -> Path:
-    chosen = Path(settings.data_dir).expanduser() if settings.data_dir else DataDirectory.default()
-    return chosen.absolute()
-
-
-def _check_database(settings: Settings) -> None:
-    """A command creates no database: no server has run yet, or its directory is mistyped."""
-    path = _chosen_directory(settings)
-    if settings.database_url or (
-        os.path.lexists(path) and placement.existing_home(data_directory(settings))
-    ):
-        return
-    raise DataDirectoryUnusable(
-        f"There is no database in {path}: `restante serve` creates it. If a server has run, name "
-        "its --data-dir."
-    )
-
-
-@asynccontextmanager
-async def database_for_a_while(settings: Settings) -> AsyncIterator[str]:
-    """For commands: the database of the running server, or one that runs while we need it."""
-    if settings.database_url:
-        yield settings.database_url
-        return
-    bin_dir = Path(settings.postgres_bin) if settings.postgres_bin else None
-    async with postgres_for(
-        data_directory(settings), bin_dir=bin_dir, account=settings.postgres_account
-    ) as dsn:
-        yield dsn
-
-
 @asynccontextmanager
 async def _own_database(settings: Settings, directory: DataDirectory) -> AsyncIterator[str]:
     """For the server: the configured database, or an embedded one that it keeps running."""
@@ -459,21 +272,6 @@ async def _own_database(settings: Settings, directory: DataDirectory) -> AsyncIt
             if watcher:
                 watcher.cancel()
             await postgres.stop()
-
-
-@asynccontextmanager
-async def opened(settings: Settings, dsn: str) -> AsyncIterator[Database]:
-    """A pool with the size and the timeouts of the settings."""
-    db = await Database.open(
-        dsn,
-        pool_size=settings.pool_size,
-        acquire_timeout_seconds=settings.acquire_timeout_seconds,
-        statement_timeout_seconds=settings.statement_timeout_seconds,
-    )
-    try:
-        yield db
-    finally:
-        await db.close()
 
 
 def _admin_token(settings: Settings, directory: DataDirectory) -> tuple[str, Path | None]:
