@@ -29,7 +29,7 @@ from factories import (
 
 from restante.database.pool import Connection, Database, Tx
 from restante.database.sessions import SetUp, driver_options
-from restante.delivery import buckets, store as uploads
+from restante.delivery import buckets, quotas, store as uploads
 from restante.delivery.blobs import postgres as blobs
 from restante.delivery.buckets import StoredFile
 from restante.delivery.rules import bucket_of
@@ -139,10 +139,10 @@ class Crowded:
             lambda: buckets.begin_move(connection, moved, to=to, kept=HOUR),
             lambda: buckets.copied_chunks(connection, moved, to=moved.bucket),
             lambda: buckets.copy_chunks(connection, moved, range(4), kept=HOUR),
-            lambda: uploads.reserve(connection, reservation, ROOMY),
-            lambda: uploads.renew(connection, [reservation.id]),
-            lambda: uploads.release(connection, reservation.id),
-            lambda: uploads.usage_of(connection, workspace_id),
+            lambda: quotas.reserve(connection, reservation, ROOMY),
+            lambda: quotas.renew(connection, [reservation.id]),
+            lambda: quotas.release(connection, reservation.id),
+            lambda: quotas.usage_of(connection, workspace_id),
             lambda: workspaces.get(connection, workspace_id),
             lambda: workspaces.by_token(connection, bytes(32)),
             lambda: workspaces.heartbeat(connection, workspace_id, 1, "busy"),

@@ -11,7 +11,7 @@ from sweeps import CHUNKS, PAST, make_old, make_partition
 from restante.database import partitions
 from restante.database.pool import Connection, Database
 from restante.database.spans import Span
-from restante.delivery import buckets, store as uploads
+from restante.delivery import buckets, quotas
 from restante.delivery.buckets import NO_FILES, LiveFiles
 from restante.delivery.subject import DueUploads
 from restante.ids import WorkspaceId
@@ -97,7 +97,7 @@ async def test_each_bucket_is_counted_by_itself(connection: Connection, workspac
     await make_old(connection, workspace_id, 1, data=b"x", bucket=PAST + HOUR)
     await make_old(connection, workspace_id, 2, data=b"x", bucket=last_second)
     promise = make_reservation(workspace_id, bucket=PAST + 2 * HOUR)
-    await uploads.reserve(connection, promise, ROOMY)
+    await quotas.reserve(connection, promise, ROOMY)
     spans = [Span(PAST + number * HOUR, PAST + (number + 1) * HOUR) for number in range(3)]
 
     live = await buckets.live_in(connection, spans, acked_before=NOW - HOUR, now=NOW, limit=10)
@@ -113,11 +113,11 @@ async def test_a_bucket_is_in_use_by_an_upload_or_by_any_reservation(
     """An upload with an expired reservation can be published until the reservation is deleted."""
     last_second = PAST + HOUR - timedelta(seconds=1)
     late = make_reservation(workspace_id, bucket=last_second, lasts=-HOUR)
-    await uploads.reserve(connection, late, ROOMY)
-    await uploads.reserve(connection, make_reservation(workspace_id, bucket=PAST + HOUR), ROOMY)
+    await quotas.reserve(connection, late, ROOMY)
+    await quotas.reserve(connection, make_reservation(workspace_id, bucket=PAST + HOUR), ROOMY)
 
     reserved = await buckets.is_bucket_in_use(connection, SPAN)
-    await uploads.release(connection, late.id)
+    await quotas.release(connection, late.id)
     released = await buckets.is_bucket_in_use(connection, SPAN)
     await make_old(connection, workspace_id, expires_at=PAST)
 

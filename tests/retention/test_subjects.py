@@ -34,7 +34,7 @@ from sweeps import (
 
 from restante.database.partitions import Partition, PartitionState
 from restante.database.pool import Database
-from restante.delivery import store as uploads
+from restante.delivery import quotas
 from restante.delivery.rules import bucket_of
 from restante.feed import store as feed
 from restante.feed.subject import MESSAGE_IDS
@@ -121,7 +121,7 @@ async def make_expired_upload(connection: Any, workspace_id: WorkspaceId) -> Non
 
 
 async def make_expired_reservation(connection: Any, workspace_id: WorkspaceId) -> None:
-    assert await uploads.reserve(connection, make_reservation(workspace_id, lasts=-HOUR), ROOMY)
+    assert await quotas.reserve(connection, make_reservation(workspace_id, lasts=-HOUR), ROOMY)
 
 
 async def make_expired_answer(connection: Any, workspace_id: WorkspaceId) -> None:
@@ -279,7 +279,7 @@ async def test_nothing_is_due_before_its_time(
 ):
     """A reservation, an answer, an upload, a removed workspace and a sample, all of today."""
     await make_upload(connection, workspace_id, answer=make_answer())
-    await uploads.reserve(connection, make_reservation(workspace_id), ROOMY)
+    await quotas.reserve(connection, make_reservation(workspace_id), ROOMY)
     await workspaces.remove(connection, await make_workspace(connection))
     await retention.take_sample(connection, 1000, now=utc_now())
 
@@ -349,7 +349,7 @@ async def test_the_prompt_pass_keeps_what_has_not_expired(
     soon = utc_now() + timedelta(minutes=1)
     await make_upload(connection, workspace_id, answer=make_answer(expires_at=soon))
     reservation = make_reservation(workspace_id)
-    await uploads.reserve(connection, reservation, ROOMY)
+    await quotas.reserve(connection, reservation, ROOMY)
     tally = Tally()
 
     await sweep.run_prompt(tally, now=utc_now())

@@ -9,7 +9,7 @@ from factories import DAY, ROOMY, make_message, make_reservation, make_upload, m
 from sweeps import Tally, expire, make_old_feed, make_sweep, utc_now
 
 from restante.database.pool import Database
-from restante.delivery import store as uploads
+from restante.delivery import quotas
 from restante.feed import store as feed
 from restante.ids import WorkspaceId
 from restante.retention.sweep import Sweep
@@ -91,7 +91,7 @@ async def test_a_removed_workspace_is_kept_while_anything_that_was_sent_to_it_is
     elif kept == "row":
         await feed.append(connection, removed, make_message(), now=utc_now())
     else:
-        await uploads.reserve(connection, make_reservation(removed), ROOMY)
+        await quotas.reserve(connection, make_reservation(removed), ROOMY)
 
     report = await sweep.run(now=utc_now())
 
