@@ -11,7 +11,8 @@ from signal import SIGINT, SIGKILL, Signals
 from typing import Any, Self
 from uuid import UUID
 
-from processes import RESTANTE, Server, clean_environment, wait_until
+import warm
+from processes import Server, clean_environment, wait_until
 
 from restante.client import Bytes, Client, Credentials
 from restante.client.folder import kept_credentials
@@ -49,8 +50,8 @@ class Connect:
     def begin(self) -> Self:
         """Start without waiting."""
         self.lines = []
-        self.process = subprocess.Popen(
-            [RESTANTE, "connect", self.url, "--dir", self.root, *self.flags],
+        self.process = warm.start(
+            ["connect", self.url, "--dir", self.root, *self.flags],
             env=clean_environment(**self.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

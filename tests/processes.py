@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,20 +17,16 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 from uuid import UUID, uuid4
 
+import warm
 from cluster import copy_cluster
+from warm import NO_CERTIFICATES, RESTANTE
 
 from restante.postgres import DataDirectory, placement, running_dsn
 
-RESTANTE = Path(sys.executable).with_name("restante")
 READY = "Restante is ready at "
 
 # How long a test waits for a process to end. A busy machine may be slow, so this is generous.
 STOPPED_SECONDS = 60
-
-
-# Every process of ours loads all certificates at its start, which takes a twentieth of its time;
-# no test speaks TLS.
-NO_CERTIFICATES = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -106,15 +101,7 @@ class Outcome(NamedTuple):
 
 def restante(*words: str | Path, seconds: float = 60, **environment: str) -> Outcome:
     """Run a command and wait for it."""
-    done = subprocess.run(
-        [RESTANTE, *words],
-        env=clean_environment(**environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    done = warm.run(words, env=clean_environment(**environment), text=True, timeout=seconds)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
@@ -191,8 +178,8 @@ class Server:
         self.address = ""
         self._ready = threading.Event()
         where = ["--port", str(self.port), "--data-dir", str(self.data_dir)]
-        self.process = subprocess.Popen(
-            [RESTANTE, "serve", *where, *self.flags],
+        self.process = warm.start(
+            ["serve", *where, *self.flags],
             env=clean_environment(**self.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

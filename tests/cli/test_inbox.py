@@ -10,10 +10,11 @@ from typing import Any, Self
 from uuid import UUID
 
 import pytest
+import warm
 from attacks import MIB
 from callers import ADMIN, ADMIN_TOKEN, Caller, Part, ask, registered
 from impostors import http, impostor, one_after_another
-from processes import RESTANTE, Outcome, clean_environment, restante
+from processes import Outcome, clean_environment, restante
 from sites import Site
 from watchers import append
 
@@ -213,8 +214,8 @@ class Follower:
     """A running `restante inbox --follow`; killed at the end of the context."""
 
     def __init__(self, url: str, *words: str) -> None:
-        self.process = subprocess.Popen(
-            [RESTANTE, "inbox", *words, "--follow"],
+        self.process = warm.start(
+            ["inbox", *words, "--follow"],
             env=clean_environment(RESTANTE_URL=url, RESTANTE_TOKEN=ADMIN_TOKEN),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import warm
 from oplog.captured import track
-from processes import RESTANTE, Outcome, clean_environment, on_a_terminal, restante
+from processes import Outcome, clean_environment, on_a_terminal, restante
 from waiting import until
 
 from restante.database import locks
@@ -120,8 +121,8 @@ async def test_errors_are_sentences(app: Any, dsn: str, words: tuple[str, ...], 
 
 @contextmanager
 def started(dsn: str) -> Iterator["subprocess.Popen[str]"]:
-    with subprocess.Popen(
-        [RESTANTE, "oplog", "ensure-index", "--database-url", dsn],
+    with warm.start(
+        ["oplog", "ensure-index", "--database-url", dsn],
         env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import warm
 from callers import ADMIN_TOKEN, Caller, registered
 from impostors import http, impostor, one_after_another
 from processes import RESTANTE, Outcome, clean_environment
@@ -42,14 +43,7 @@ async def run(
 ) -> Outcome:
     """Run a command with its output in pipes; without `stdin` there is nothing to read."""
     done = await asyncio.to_thread(
-        subprocess.run,
-        [RESTANTE, *map(str, words)],
-        env=clean_environment(**environment),
-        input=stdin or b"",
-        capture_output=True,
-        timeout=60,
-        check=False,
-        cwd=cwd,
+        warm.run, words, env=clean_environment(**environment), input=stdin or b"", cwd=cwd
     )
     return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
 
