@@ -4,12 +4,14 @@ Pulling from a peer that speaks our protocol, and is wrong or lies.
 What it says is stored only with a whole page, and nothing that it says holds up its reader.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from impostors import http
 from oplog.made_up_peers import NOW, Reader, note, op, reading, ulid
+from waiting import until
 
 from restante.database.pool import Database
 from restante.errors import PeerUnreachable
@@ -110,3 +112,23 @@ async def test_who_cannot_say_how_far_it_has_read_us_vouches_for_nothing(
     stored = await reader.stored()
     assert "must take its snapshot of this node" in stored["failure"]
     assert (stored["cursor"], await reader.names()) == ("", [])
+
+
+async def test_a_peer_that_failed_is_asked_for_an_answer_before_it_may_wait_for_news(
+    reader: Reader,
+):
+    """Else it is shown as failing for a long poll more, although it can be reached again."""
+    fine, failing = ours([], FIRST), http(500)
+    reader.answers += [fine, fine, failing, failing, fine, fine, fine]
+
+    following = asyncio.create_task(reader.follower.follow(reader.other.url))
+    await until(lambda: _has_asked(reader, 6))
+    following.cancel()
+    await asyncio.wait([following])
+
+    waits = [asked.query.get("wait") for asked in reader.other.asked[:6]]
+    assert waits == [None, "25", "25", None, None, "25"]
+
+
+async def _has_asked(reader: Reader, times: int) -> bool:
+    return len(reader.other.asked) >= times

@@ -117,9 +117,9 @@ class Follower:
             log.exception("pull_failed", peer=peer.host)
             await self._note_failure(peer, _UNEXPECTED)
         else:
-            state.failures = 0
+            state.failures, state.has_answered = 0, True
             return pause_seconds
-        state.failures += 1
+        state.failures, state.has_answered = state.failures + 1, False
         longest = self.pace.first_backoff_seconds * 2 ** min(state.failures - 1, 20)
         return min(longest, longest_seconds)
 
@@ -206,8 +206,13 @@ class Follower:
         )
 
     def _wait_seconds(self, state: State) -> int:
-        """A snapshot that is wanted does not wait for the end of a long poll."""
-        if state.gap_since is not None:
+        """
+        How long the peer may wait for news before it answers.
+
+        A snapshot that is wanted does not wait for the end of a long poll, nor does the news that
+        the peer can be reached (again).
+        """
+        if state.gap_since is not None or not state.has_answered:
             return 0
         now = asyncio.get_running_loop().time()
         left = [int(one.again_at - now) for one in state.snapshots.values()]
