@@ -47,7 +47,7 @@ serve: $(INSTALLED) ## run a Restante on 127.0.0.1:8080 with its own Postgres
 	@exec $(BIN)/restante serve
 
 test: check ## lint, types, import rules and all tests
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: setup ## lint, types and import rules, without the tests
 	$(BIN)/ruff format --check --quiet .
