@@ -16,11 +16,13 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
 from restante.database import migrate
+from restante.database.pool import SCHEMA
 from restante.database.rules import BOTH_PHASES, Phase
 from restante.postgres import DataDirectory, EmbeddedPostgres, placement
 from restante.server import logs
@@ -92,6 +94,17 @@ def shared_cluster() -> Iterator[str]:
             yield dsn
         finally:
             run.stdin.close()
+
+
+@asynccontextmanager
+async def connected(dsn: str) -> AsyncIterator[Any]:
+    """A connection to our tables, of a Postgres that may be killed meanwhile."""
+    connection = await asyncpg.connect(dsn, server_settings={"search_path": SCHEMA})
+    try:
+        yield connection
+    finally:
+        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            await connection.close(timeout=2)
 
 
 async def make_template(dsn: str) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import asyncpg
 import pytest
 from callers import Caller, Part, ask, everything, pattern, registered, waits_for_a_lock
+from cluster import connected
 from factories import HOUR, NOW, make_workspace
 from sites import Site, running_site
 from waiting import until
@@ -21,7 +21,6 @@ from restante.backup.destination import Destination
 from restante.backup.restore import restore
 from restante.backup.take import Taken, take
 from restante.database import migrate, partitions
-from restante.database.pool import SCHEMA
 from restante.database.rules import BOTH_PHASES
 from restante.database.spans import Span, floor
 from restante.delivery.subject import CHUNKS
@@ -53,15 +52,6 @@ async def restored_site(data_dir: Path) -> AsyncIterator[Site]:
     """A server on the restored directory, with its embedded Postgres."""
     async with running_site(Settings(data_dir=str(data_dir)), with_jobs=False) as site:
         yield site
-
-
-@asynccontextmanager
-async def connected(dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(dsn, server_settings={"search_path": SCHEMA})
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 class Sender:

@@ -10,19 +10,17 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 import soak
+from cluster import connected
 from processes import STOPPED_SECONDS, Server, children, wait_until
 from senders import LOST, UNAVAILABLE, Mailbox, Request, Senders, registered, session_with
 
-from restante.database.pool import SCHEMA
 from restante.delivery.subject import ExpiredReservations
 
 pytestmark = pytest.mark.anyio
@@ -76,7 +74,7 @@ async def test_a_crash_leaves_all_of_an_upload_or_none_of_it(server: Server):
                 await asyncio.to_thread(started_again, server)
             await ready_again(server)
 
-            async with session_with(server) as http, connected(server) as connection:
+            async with session_with(server) as http, connected(server.dsn) as connection:
                 mailbox = mailbox.at(http)
                 rows = await consistent_feed(mailbox, connection)
                 assert_whole_or_absent(requests, rows)
@@ -114,7 +112,7 @@ async def sent_until(
     kill: Kill, server: Server, mailbox: Mailbox, chance: random.Random
 ) -> Sequence[Request]:
     """Send concurrently, kill at a random instant, and return what was sent."""
-    async with connected(server) as witness:
+    async with connected(server.dsn) as witness:
         lost = asyncio.Event()
 
         def is_lost(_connection: object) -> None:
@@ -152,15 +150,6 @@ async def ready_again(server: Server) -> None:
         seconds=READY_AGAIN_SECONDS,
         what="a ready server",
     )
-
-
-@asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(server.dsn, server_settings={"search_path": SCHEMA})
-    try:
-        yield connection
-    finally:
-        connection.terminate()
 
 
 async def consistent_feed(mailbox: Mailbox, connection: Any) -> Rows:

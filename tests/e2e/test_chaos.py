@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 import soak
 from aiohttp import ClientSession, ClientTimeout
 from chaos import NO_ANSWER, Clients
+from cluster import connected
 from processes import STOPPED_SECONDS, Server, alive, wait_until
 from senders import registered
 from waiting import until
-
-from restante.database.pool import SCHEMA
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -84,7 +82,7 @@ async def test_nothing_is_lost_or_miscounted_whatever_is_killed(
                 await send_doubtful_again(all_clients)
                 await stop_reading_at_the_end(all_clients, keeper)
 
-            async with connected(keeper) as connection:
+            async with connected(keeper.dsn) as connection:
                 for clients in all_clients:
                     print(clients.id, dict(clients.ledger.statuses), flush=True)
                     await assert_each_once(clients, connection)
@@ -143,7 +141,7 @@ async def send_doubtful_again(all_clients: Iterable[Clients]) -> None:
 
 
 async def stop_reading_at_the_end(all_clients: Iterable[Clients], keeper: Server) -> None:
-    async with connected(keeper) as connection:
+    async with connected(keeper.dsn) as connection:
         for clients in all_clients:
 
             async def is_at_the_end(clients: Clients = clients) -> bool:
@@ -192,7 +190,7 @@ class Saboteur:
         await self._terminate(limit=1000)
 
     async def _terminate(self, *, limit: int) -> None:
-        async with connected(self._keeper) as connection:
+        async with connected(self._keeper.dsn) as connection:
             await connection.execute(
                 """select pg_terminate_backend(pid) from
                    (select pid from pg_stat_activity
@@ -228,15 +226,6 @@ def ended(pid: int) -> None:
 
 def ready(server: Server) -> None:
     wait_until(lambda: server.get("/ready")[0] == 200, seconds=READY_SECONDS, what="readiness")
-
-
-@asynccontextmanager
-async def connected(keeper: Server) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(keeper.dsn, server_settings={"search_path": SCHEMA})
-    try:
-        yield connection
-    finally:
-        connection.terminate()
 
 
 # What is left -----------------------------------------------------------------------------------

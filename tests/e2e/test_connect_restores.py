@@ -3,18 +3,15 @@
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
+from cluster import connected
 from connecting import Connect, Office
 from processes import Outcome, restante
 
 from restante.client import Bytes
-from restante.database.pool import SCHEMA
 
 _TABLES = ("feed", "feeds", "uploads")
 
@@ -79,15 +76,6 @@ class Backup:
                 statement = f"delete from {table} where workspace_id = $1"
                 await connection.execute(statement, self._workspace_id)
                 await connection.copy_records_to_table(table, records=rows)
-
-
-@asynccontextmanager
-async def connected(dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(dsn, server_settings={"search_path": SCHEMA})
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 def test_a_folder_from_a_backup_runs_no_message_again(office: Office, ana: Connect, tmp_path: Path):

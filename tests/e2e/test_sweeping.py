@@ -3,23 +3,21 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import pytest
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
+from cluster import connected
 from processes import Server
 from senders import MIB, File, Mailbox, Request, registered
 from sweeps import CHUNKS, FEED, grow_older, make_old_feed, partition_names, state_of
 from waiting import until
-
-from restante.database.pool import SCHEMA
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -40,16 +38,6 @@ def running(server: Server) -> Server:
         "RESTANTE_FEED_RETENTION_DAYS": "30",
     }
     return server.start()
-
-
-@asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(server.dsn, server_settings={"search_path": SCHEMA})
-    try:
-        yield connection
-    finally:
-        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            await connection.close(timeout=2)
 
 
 def session(server: Server) -> ClientSession:
@@ -126,7 +114,7 @@ async def stage_and_sweep(running: Server, live_share: float) -> None:
     count = STAGED_MIB * MIB // FILE // 2
     live = round(count * live_share)
     kept: dict[str, File] = {}
-    async with session(running) as http, connected(running) as connection:
+    async with session(running) as http, connected(running.dsn) as connection:
         busy, offline = await registered(http), await registered(http)
         await sweep(http, running)
         empty = on_disk(running)
@@ -208,7 +196,7 @@ class Staged:
 
 
 async def kill_and_start(running: Server, step: str, *, file_bytes: int) -> None:
-    async with session(running) as http, connected(running) as connection:
+    async with session(running) as http, connected(running.dsn) as connection:
         await first_pass(running)
         there = await stage_old(http, connection, file_bytes)
         full = on_disk(running)
@@ -216,7 +204,7 @@ async def kill_and_start(running: Server, step: str, *, file_bytes: int) -> None
 
     running.start()
 
-    async with session(running) as http, connected(running) as connection:
+    async with session(running) as http, connected(running.dsn) as connection:
         await first_pass(running)
         assert await state_of(connection, there.bucket) == "gone", (step, running.said)
         assert await state_of(connection, there.feed) == "gone", (step, running.said)
@@ -247,7 +235,7 @@ async def kill_in(
     """Killing the server ends its Postgres, and with it the session that holds the lock."""
     stop = STOPS[step]
     partition = there.feed if stop.of_the_feed else there.bucket
-    async with connected(running) as holder, connected(running) as second:
+    async with connected(running.dsn) as holder, connected(running.dsn) as second:
         await holder.execute("begin; " + stop.lock.format(partition=partition))
         sweeping = asyncio.create_task(sweep(http, running))
         await until(lambda: a_session_waits_in(connection, stop.statement))
