@@ -10,3 +10,10 @@ async def until(holds: Callable[[], Awaitable[Any]], *, seconds: float = 30) -> 
     async with asyncio.timeout(seconds):
         while not await holds():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.002)
+
+
+async def until_earlier_transactions_end(connection: Any) -> None:
+    """Those of other tests on the same cluster keep old row versions from being pruned."""
+    now = await connection.fetchval("select pg_current_xact_id()::text")
+    have_ended = "select pg_snapshot_xmin(pg_current_snapshot()) > $1::text::xid8"
+    await until(lambda: connection.fetchval(have_ended, now))

@@ -9,7 +9,7 @@ import pytest
 from callers import ADMIN, Caller, ask, registered
 from factories import make_workspace
 from sites import Site
-from waiting import until
+from waiting import until, until_earlier_transactions_end
 from watchers import WAYS, id_of, watch
 
 from restante.database.pool import Database
@@ -150,6 +150,7 @@ async def test_the_writes_are_hot_and_leave_the_table_as_large_as_it_is(
     before = await connection.fetchval(size)
 
     for _ in range(10):
+        await until_earlier_transactions_end(connection)
         assert len(await store.mark_seen(connection, ids, every=timedelta(0))) == 200
 
     assert await connection.fetchval(size) == before
