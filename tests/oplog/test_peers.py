@@ -261,7 +261,16 @@ async def test_the_commands_of_the_operator(site: Site, dsn: str, db: Database):
     code, out = await run_cli(dsn, "add", "http://b.example", "--tables", "x,y", "--json")
     token = json.loads(out)["token"]
     read = await ask(site, "GET", SWEEP, headers=bearer(token))
-    _, again = await run_cli(dsn, "add", "http://B.example/", "--token", "their-token", "--json")
+    _, again = await run_cli(
+        dsn,
+        "add",
+        "http://B.example/",
+        "--token",
+        "their-token",
+        "--evict-after-days",
+        "7",
+        "--json",
+    )
     _, joined = await run_cli(dsn, "add", site.url, "--invite", "-", given=f"{ADMIN_TOKEN}\n")
     _, listed = await run_cli(dsn, "list")
     _, removed = await run_cli(dsn, "remove", "http://b.example")
@@ -272,7 +281,10 @@ async def test_the_commands_of_the_operator(site: Site, dsn: str, db: Database):
     assert json.loads(again)["token"] is None
     assert "are peers of each other" in joined
     assert "http://b.example" in listed
-    assert "x, y" in listed
+    assert (
+        "  tokens: both; tables: x, y; relays: any; limits a minute: none; "
+        "evicted: after 7 days without reading\n" in listed
+    )
     assert "no peer any more" in removed
     assert (failed, itself) == (1, 1)
     assert sentence == "restante: There is no peer http://b.example.\n"

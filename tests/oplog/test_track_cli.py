@@ -58,9 +58,7 @@ async def test_a_table_is_tracked_paused_resumed_and_untracked(app: Any, dsn: st
     assert "restante oplog resume pages" in paused
     assert "peers take a snapshot" in resumed
     assert changes == [("c", {"id": "c", "n": 1})]
-    assert re.search(
-        r"^pages +public\.pages +id +tracked +[\d.]+ KiB +\d{4}-", listed, re.MULTILINE
-    )
+    assert re.search(r"^tracked +[\d.]+ KiB +\d{4}-.* +id +pages$", listed, re.MULTILINE)
     assert untracked == "pages is not tracked any more; its log is dropped.\n"
 
 

@@ -396,6 +396,29 @@ async def test_a_key_that_changes_at_every_look_is_undecided(
     assert report.reason == "1 keys changed whenever they were compared."
 
 
+async def test_a_record_that_is_new_at_one_look_and_deleted_at_the_next_does_not_differ(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+):
+    """The peer has not read it yet at the first look, and has deleted it before the second."""
+    await track(nodes, PAGES, "pages", "id")
+    await nodes[0].execute(FILL, 1)
+    looks = 0
+    records = nodes[0].side.records
+
+    async def deleted_in_the_end(asked: RecordsRequest) -> list[RecordDigest]:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            await nodes[0].execute("delete from public.pages")
+        return list(await records(asked))
+
+    monkeypatch.setattr(nodes[0].side, "records", deleted_in_the_end)
+
+    report = await the_table(nodes)
+
+    assert (looks, report.outcome) == (3, "equal")
+
+
 async def test_a_comparison_goes_on_after_a_key(nodes: tuple[Node, Node]):
     await track(nodes, PAGES, "pages", "id")
     for one in nodes:

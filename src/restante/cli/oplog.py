@@ -17,6 +17,7 @@ from restante.cli import (
     oplog_status,
     oplog_verify,
 )
+from restante.cli.columns import print_sentence, print_table
 from restante.cli.flags import DATABASE, flags_for, operator_for, settings_from
 from restante.cli.output import json_text, shown_bytes
 from restante.errors import BadRequest, TableNotTracked
@@ -183,7 +184,7 @@ def tables_(*, json: AsJson = False, flags: Flags = None) -> None:
     if json:
         print(json_text({"tables": views}, indent=2))
     elif not views:
-        print("No table is tracked. Start with `restante oplog track TABLE`.")
+        print_sentence("No table is tracked. Start with `restante oplog track TABLE`.")
     else:
         _print_tables(views)
 
@@ -315,23 +316,19 @@ async def _views(db: "Database") -> list[TrackedTableView]:
 
 
 def _print_tables(views: Sequence[TrackedTableView]) -> None:
-    head = ("name", "table", "key", "state", "log", "floor (UTC)")
-    rows = [head, *(_row(view) for view in views)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+    head = ("state", "log", "floor (UTC)", "key", "table")
+    print_table(head, [_row(view) for view in views], right=[1])
     for view in views:
         if view.problem:
-            print(f"Problem with {printable(view.name)}: {printable(view.problem)}")
+            print_sentence(f"Problem with {printable(view.name)}: {printable(view.problem)}")
 
 
 def _row(view: TrackedTableView) -> Sequence[str]:
+    is_usual = view.table == f"public.{view.name}"
     return (
-        printable(view.name),
-        printable(view.table),
-        printable(", ".join(view.key)),
         view.state,
         shown_bytes(view.log_bytes),
         f"{view.floor_at:%Y-%m-%d %H:%M:%S}" if view.floor_at else "-",
+        printable(", ".join(view.key)),
+        view.name if is_usual else f"{view.name} ({view.table})",
     )

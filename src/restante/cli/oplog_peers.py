@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from restante.cli.columns import print_sentence, wrapped
 from restante.cli.flags import DATABASE, flags_for, operator_for, settings_from
 from restante.cli.output import json_text
 from restante.errors import BadRequest, PeerUnknown
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     PeerFlags = Any
 else:
     PeerFlags = flags_for("PeerFlags", (*DATABASE, "self_url"))
+
+_INDENT = 2
 
 Result = TypeVar("Result")
 Url = Annotated[str, Parameter(help="The address of the other node, such as https://b.example.")]
@@ -178,7 +181,7 @@ def list_(*, json: AsJson = False, flags: Flags = None) -> None:
     if json:
         print(json_text(PeerList(found), indent=2))
     elif not found:
-        print("There is no peer. Start with `restante oplog peers add URL`.")
+        print_sentence("There is no peer. Start with `restante oplog peers add URL`.")
     else:
         _print_peers(found)
 
@@ -275,14 +278,13 @@ def _print_added(added: PeerAdded, *, is_joined: bool) -> None:
 
 
 def _print_peers(found: Sequence[PeerView]) -> None:
-    rows = [("peer", "tokens", "tables", "relays", "limits a minute"), *map(_row, found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+    for peer in found:
+        print(printable(peer.host))
+        for line in wrapped("; ".join(_facts(peer)), indent=_INDENT):
+            print(" " * _INDENT + line)
 
 
-def _row(peer: PeerView) -> tuple[str, ...]:
+def _facts(peer: PeerView) -> Sequence[str]:
     tokens = {
         (True, True): "both",
         (True, False): "its own only",
@@ -295,9 +297,17 @@ def _row(peer: PeerView) -> tuple[str, ...]:
         if limit is not None
     ]
     return (
-        printable(peer.host),
-        tokens[peer.has_token, peer.shows_token],
-        "all" if peer.tables is None else printable(", ".join(peer.tables)),
-        "any" if peer.relays is None else printable(", ".join(peer.relays)),
-        ", ".join(limits) or "none",
+        f"tokens: {tokens[peer.has_token, peer.shows_token]}",
+        f"tables: {'all' if peer.tables is None else printable(', '.join(peer.tables))}",
+        f"relays: {'any' if peer.relays is None else printable(', '.join(peer.relays))}",
+        f"limits a minute: {', '.join(limits) or 'none'}",
+        f"evicted: {_eviction(peer)}",
     )
+
+
+def _eviction(peer: PeerView) -> str:
+    if peer.evicted_at is not None:
+        return f"since {peer.evicted_at:%Y-%m-%d %H:%M} UTC"
+    if peer.evict_after_days is None:
+        return "never"
+    return f"after {peer.evict_after_days:g} days without reading"
