@@ -104,7 +104,13 @@ async def test_options_and_json(app: Any, dsn: str):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("track", "nothing"), "There is no table public.nothing"),
+        (
+            ("track", "nothing"),
+            "no table public.nothing in the database of Restante. Names are read",
+        ),
+        (("track", "elsewhere"), "There is one in app, b: write the schema before its name."),
+        (("track", "nowhere.elsewhere"), "There is one in app, b: write the schema"),
+        (("track", "workspaces"), "There is one in the schema restante, which is Restante's own"),
         (("track", "pages; drop table pages"), "is not the name of a table"),
         (("track", "pages", "--key-map", "broken"), "is not name_in_json=column"),
         (("untrack", "pages"), "pages is not tracked; `restante oplog tables` lists what is."),
@@ -113,6 +119,9 @@ async def test_options_and_json(app: Any, dsn: str):
     ],
 )
 async def test_errors_are_sentences(app: Any, dsn: str, words: tuple[str, ...], sentence: str):
+    await app.execute("create schema app; create table app.elsewhere (id int primary key)")
+    await app.execute("create schema b; create table b.elsewhere (id int primary key)")
+
     assert sentence in error_of(run(dsn, *words))
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from restante.database import partitions, spans, sql
 from restante.database.partitions import Partition, PartitionState
-from restante.database.pool import Connection, Tx
+from restante.database.pool import SCHEMA, Connection, Tx
 from restante.errors import BadRequest, TableNotTracked
 from restante.oplog import tables
 from restante.oplog.applying import conflicts
@@ -67,11 +67,24 @@ async def facts_named(connection: Connection, schema: str, name: str) -> Facts:
     """Raises TableNotTracked if there is none of that name."""
     row = await connection.fetchrow(queries.facts, schema, name, None)
     if row is None:
+        found = await connection.fetch(queries.schemas_with, name)
         raise TableNotTracked(
             f"There is no table {printable(schema)}.{printable(name)} in the database of "
-            "Restante. Names are read as in SQL: quote capital letters."
+            f"Restante. {_hint([one['schema_name'] for one in found])}"
         )
     return Facts(**dict(row))
+
+
+def _hint(schemas: Sequence[str]) -> str:
+    """Where else there is a table of that name."""
+    if others := [printable(one) for one in schemas if one != SCHEMA]:
+        return f"There is one in {', '.join(others)}: write the schema before its name."
+    if schemas:
+        return (
+            f"There is one in the schema {SCHEMA}, which is Restante's own, and where psql as its "
+            "user creates tables if no schema is written: keep yours in another, such as public."
+        )
+    return "Names are read as in SQL: quote capital letters."
 
 
 async def facts_of(connection: Connection, table: TrackedTable) -> Facts | None:

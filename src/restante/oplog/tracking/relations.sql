@@ -267,3 +267,12 @@ select coalesce(pg_partition_root(tgrelid)::oid, tgrelid)::bigint as oid
  where tgfoid = to_regproc($1) and not tgisinternal
  order by (select relkind from pg_class where pg_class.oid = tgrelid) = 'p' desc, tgrelid
  limit 1;
+
+-- name: schemas_with
+-- Those that have a table of this name.
+select nspname::text as schema_name
+  from pg_class
+  join pg_namespace on pg_namespace.oid = relnamespace
+ where relname = $1 and relkind in ('r', 'p')
+ order by nspname
+ limit 5;
