@@ -72,19 +72,17 @@ class Planner:
 
     async def plan(self) -> ResetPlan:
         """Compare, wait until the peers have read what they can, and look; raises BadRequest."""
-        deadline = time.monotonic() + self.wanted.wait_seconds
-        await self._check_reference(deadline)
+        await self._check_reference()
         verified = await self._verified()
         equal = [one.table for one in verified.tables if _is_equal(one)]
-        deadline = time.monotonic() + self.wanted.wait_seconds
-        told = await self._caught_up(equal, deadline) if _may_go(verified) else None
+        told = await self._caught_up(equal) if _may_go(verified) else None
         limit = await self._limit(told) if told else None
         refusals = [*_inequalities(verified), *await self._obstacles(equal, limit)]
         if told is None and _may_go(verified):
             refusals.append(await self._why_behind())
         if not equal and not refusals:
             refusals.append(f"{self.reference.host} tracks none of the tables of this node.")
-        losses = await self._losses(equal, limit, deadline) if limit else []
+        losses = await self._losses(equal, limit) if limit else []
         refusals += [_refused(one) for one in losses if not one.is_accepted]
         return ResetPlan(
             peer=self.reference.host,
@@ -96,8 +94,13 @@ class Planner:
             refusals=refusals,
         )
 
-    async def _check_reference(self, deadline: float) -> None:
+    def _deadline(self) -> float:
+        """Of one wait: what was waited for before does not shorten it."""
+        return time.monotonic() + self.wanted.wait_seconds
+
+    async def _check_reference(self) -> None:
         """It must be one of our nodes; which is known once something was read from it."""
+        deadline = self._deadline()
         while self.reference.protocol is None and time.monotonic() < deadline:
             self.on_wait(f"until this node has read from {self.reference.host}")
             await asyncio.sleep(_LOOK_SECONDS)
@@ -120,14 +123,14 @@ class Planner:
             progress=self.progress,
         )
 
-    async def _caught_up(self, equal: Sequence[str], deadline: float) -> CursorsAnswer | None:
+    async def _caught_up(self, equal: Sequence[str]) -> CursorsAnswer | None:
         """
         What the reference says once it has read our log as it is now, and we have read its log.
 
         Its log must be read as it was when it said how far it is, so that what it had written
         before it knew our ops is known here.  None if that takes too long.
         """
-        last = await self._last(equal)
+        deadline, last = self._deadline(), await self._last(equal)
         told = await self._told()
         while True:
             if _position(told.cursor_on_you) < last:
@@ -203,10 +206,9 @@ class Planner:
             *(why for one in seen.logs if one.decided.name in equal for why in held(one, limit)),
         ]
 
-    async def _losses(
-        self, equal: Sequence[str], limit: Position, deadline: float
-    ) -> list[PeerLoss]:
+    async def _losses(self, equal: Sequence[str], limit: Position) -> list[PeerLoss]:
         """What each other peer would lose; one that is reading is waited for."""
+        deadline = self._deadline()
         while True:
             now = self.clock()
             async with self.db.connection() as connection:
