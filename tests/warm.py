@@ -203,7 +203,7 @@ def _show_words(words: Sequence[str]) -> None:
     text = b"".join(os.fsencode(word) + b"\0" for word in words)
     with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
         memory.seek(begin)
-        memory.write(text.ljust(end - begin, b"\0"))
+        memory.write(text[: end - begin].ljust(end - begin, b"\0"))
 
 
 if __name__ == "__main__":
