@@ -16,6 +16,8 @@ from waiting import until
 from restante.database.pool import Database
 from restante.errors import PeerUnreachable
 from restante.oplog import ulids
+from restante.oplog.peers import Peer
+from restante.oplog.snapshots.taking import Taker
 
 pytestmark = pytest.mark.anyio
 
@@ -114,6 +116,15 @@ async def test_who_cannot_say_how_far_it_has_read_us_vouches_for_nothing(
     assert (stored["cursor"], await reader.names()) == ("", [])
 
 
+async def waits_asked_for(reader: Reader, times: int) -> list[str | None]:
+    """Follow the peer until it was asked so often; how long it might wait each time."""
+    following = asyncio.create_task(reader.follower.follow(reader.other.url))
+    await until(lambda: asyncio.sleep(0, len(reader.other.asked) >= times))
+    following.cancel()
+    await asyncio.wait([following])
+    return [asked.query.get("wait") for asked in reader.other.asked[:times]]
+
+
 async def test_a_peer_that_failed_is_asked_for_an_answer_before_it_may_wait_for_news(
     reader: Reader,
 ):
@@ -121,14 +132,23 @@ async def test_a_peer_that_failed_is_asked_for_an_answer_before_it_may_wait_for_
     fine, failing = ours([], FIRST), http(500)
     reader.answers += [fine, fine, failing, failing, fine, fine, fine]
 
-    following = asyncio.create_task(reader.follower.follow(reader.other.url))
-    await until(lambda: _has_asked(reader, 6))
-    following.cancel()
-    await asyncio.wait([following])
+    waits = await waits_asked_for(reader, 6)
 
-    waits = [asked.query.get("wait") for asked in reader.other.asked[:6]]
     assert waits == [None, "25", "25", None, None, "25"]
 
 
-async def _has_asked(reader: Reader, times: int) -> bool:
-    return len(reader.other.asked) >= times
+async def test_a_page_of_a_snapshot_does_not_say_that_the_log_can_be_read(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+):
+    fine, failing = ours([], FIRST), http(500)
+    reader.answers += [fine, fine, failing, fine, fine, fine]
+    pages = [7]
+
+    async def step(_taker: Taker, _peer: Peer, _waiting: object) -> int | None:
+        return pages.pop() if len(reader.other.asked) == 3 and pages else None
+
+    monkeypatch.setattr(Taker, "step", step)
+
+    waits = await waits_asked_for(reader, 5)
+
+    assert (pages, waits) == ([], [None, "25", "25", None, "25"])

@@ -117,7 +117,7 @@ class Follower:
             log.exception("pull_failed", peer=peer.host)
             await self._note_failure(peer, _UNEXPECTED)
         else:
-            state.failures, state.has_answered = 0, True
+            state.failures = 0
             return pause_seconds
         state.failures, state.has_answered = state.failures + 1, False
         longest = self.pace.first_backoff_seconds * 2 ** min(state.failures - 1, 20)
@@ -149,6 +149,7 @@ class Follower:
             await self._drop_cursor(peer, f"The peer refuses the stored cursor: {error}")
             return 0
         pause_seconds = await self._take(peer, cursor, here, page, state)
+        state.has_answered = True
         is_at_once = asyncio.get_running_loop().time() - asked_at < _LEAST_SECONDS
         return max(pause_seconds, _LEAST_SECONDS if is_at_once and not page.ops else 0)
 

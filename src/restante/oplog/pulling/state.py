@@ -39,8 +39,8 @@ class FailingSnapshot:
 class State:
     """What is known of a peer between two pages, and may be forgotten."""
 
-    failures: int = 0  # since it last answered
-    has_answered: bool = False  # the last time that it was asked
+    failures: int = 0  # since something last succeeded
+    has_answered: bool = False  # the last page that was asked for came
     resume_after: UUID | None = None  # the last page was full, and ended here
     bytes_per_op: float | None = None
     asked_at: datetime | None = None  # when the last page was asked for
