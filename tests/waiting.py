@@ -5,11 +5,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 
-async def until(holds: Callable[[], Awaitable[Any]], *, seconds: float = 30) -> None:
-    """Poll until the condition holds, for a bounded time."""
+async def until(holds: Callable[[], Any], *, seconds: float = 30) -> None:
+    """Poll until the condition holds, for a bounded time; it may have to be awaited."""
     async with asyncio.timeout(seconds):
-        while not await holds():  # noqa: ASYNC110 - there is no event to wait for
+        while not await _value(holds()):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.002)
+
+
+async def _value(found: Any) -> Any:
+    return await found if isinstance(found, Awaitable) else found
 
 
 async def until_earlier_transactions_end(connection: Any) -> None:

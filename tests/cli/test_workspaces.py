@@ -89,7 +89,7 @@ async def test_a_new_token_is_printed_alone_and_ends_what_the_old_one_has_open(s
     dsn, caller = shared_site.settings.database_url or "", await registered(shared_site)
     polling = asyncio.create_task(caller.read_feed(wait=60))
     watched = shared_site.state.wakeups._waiters
-    await until(lambda: asyncio.sleep(0, UUID(caller.id) in watched))
+    await until(lambda: UUID(caller.id) in watched)
 
     issued = await asyncio.to_thread(run, dsn, "token", "issue", caller.id)
     ended = (await polling).status

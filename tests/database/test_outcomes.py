@@ -298,7 +298,7 @@ async def test_a_commit_under_way_when_the_server_stops_is_answered_and_announce
         await until(lambda: waits_for_a_lock(observer))
 
         http.should_exit = True
-        await until(lambda: asyncio.sleep(0, is_cancelled(http)))
+        await until(lambda: is_cancelled(http))
         notified = await notifications(observer)
         await other.execute("rollback")
         answer = await asking

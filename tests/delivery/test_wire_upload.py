@@ -1,6 +1,5 @@
 """Uploads over HTTP: what is accepted, from whom, what is stored, and what is logged."""
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -356,7 +355,7 @@ def named(lines: list[Any], event: str) -> list[dict[str, Any]]:
 async def test_every_change_of_state_is_logged_with_its_file(caller: Caller, logged: list[Any]):
     (file_id,) = await caller.staged(Part(b"the-secret-content", name="a b.txt"))
     await caller.fetch(file_id)
-    await until(lambda: asyncio.sleep(0, named(logged, "upload_fetched")))
+    await until(lambda: named(logged, "upload_fetched"))
     await caller.ack(file_id)
     await caller.ack(file_id)
 

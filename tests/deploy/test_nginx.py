@@ -166,7 +166,7 @@ async def test_a_token_in_a_query_is_not_in_the_log_of_nginx(public: Public):
     caller = await registered(public.site)
     answer = await ask(public.site, "GET", f"{caller.path}/activity?access_token={caller.token}")
     request_id = answer.headers["X-Request-ID"]
-    await until(lambda: asyncio.sleep(0, request_id in public.front.logged))
+    await until(lambda: request_id in public.front.logged)
 
     assert f"GET {caller.path}/activity HTTP/1.1" in public.front.logged
     assert caller.token not in public.front.logged

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ async def session_with(server: Server) -> AsyncIterator[ClientSession]:
     timeout = ClientTimeout(total=60)
     async with ClientSession(server.address, connector=connector, timeout=timeout) as http:
         yield http
-    await until(lambda: asyncio.sleep(0, all(one.fileno() < 0 for one in opened)))
+    await until(lambda: all(one.fileno() < 0 for one in opened))
 
 
 def some_file(number: int) -> File:
@@ -159,7 +159,7 @@ async def test_a_full_disk_takes_nothing_new_and_empties_itself(
         assert len(left) == 2
     assert metric(running, "molecule_disk_ballast_released_bytes_total") > 0
     assert "disk_almost_full" in running.said
-    await until(lambda: asyncio.sleep(0, "disk_recovered" in running.said))
+    await until(lambda: "disk_recovered" in running.said)
 
 
 async def refused(mailbox: Mailbox) -> set[tuple[int, str]]:
@@ -220,13 +220,13 @@ async def test_a_postgres_that_is_killed_on_a_full_disk_starts_again(
         await until(lambda: is_sendable(mailbox), seconds=60)
 
 
-def bucket_is_over(*, settled: bool = False) -> Callable[[], Awaitable[bool]]:
+def bucket_is_over(*, settled: bool = False) -> Callable[[], bool]:
     """Whether a later bucket takes the next file; and whether a sweep may drop this one."""
     seconds = int(SETTINGS["RESTANTE_BUCKET_SECONDS"])
     over_at = (time.time() // seconds + 1) * seconds
     if settled:
         over_at += Buckets.settling.total_seconds()
-    return lambda: asyncio.sleep(0, time.time() >= over_at)
+    return lambda: time.time() >= over_at
 
 
 def ballast_bytes(disk: Path) -> int:

@@ -1,6 +1,5 @@
 """Who may watch a workspace, how a token is sent, and what ends with it."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -71,7 +70,7 @@ async def test_refusals_are_json_problems_and_are_logged_without_a_warning(
     with structlog.testing.capture_logs() as logged:
         assert await refused(site, path.format(own=workspace.path), way, headers=sent) == expected
 
-    await until(lambda: asyncio.sleep(0, logged))
+    await until(lambda: logged)
     (line,) = logged
     assert line["event"] == {"events": "request", "ws": "websocket"}[way]
     assert line["route"] == f"/workspaces/{{workspace_id}}/{way}"

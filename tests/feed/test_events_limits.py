@@ -118,7 +118,7 @@ async def test_watchers_hold_no_connection_while_they_wait(run_site: SiteFactory
         workspace = await registered(site)
         watchers = [await stack.enter_async_context(watch(workspace, way)) for way in WAYS * 15]
         pool = site.state.db._pool
-        await until(lambda: asyncio.sleep(0, pool.get_idle_size() == pool.get_size()))
+        await until(lambda: pool.get_idle_size() == pool.get_size())
         await append(workspace, "for everyone")
 
         assert [await watcher.summaries(1) for watcher in watchers] == [["for everyone"]] * 30
@@ -137,13 +137,13 @@ async def test_a_watcher_that_does_not_read_is_dropped_and_others_are_not(
             for number in range(40):
                 await append(workspace, str(number), large)
                 assert await good.summaries(1) == [str(number)]
-            await until(lambda: asyncio.sleep(0, "watcher_dropped" in names(logged)))
+            await until(lambda: "watcher_dropped" in names(logged))
             await until(lambda: is_watched_by(site, 1))
 
             (line,) = [line for line in logged if line["event"] == "watcher_dropped"]
             assert line["workspace"] == workspace.id
             # The server has discarded what it had written for it, although nobody read it.
-            await until(lambda: asyncio.sleep(0, port not in connected_ports(site)))
+            await until(lambda: port not in connected_ports(site))
         assert "bug" not in names(logged)
         await append(workspace, "still here")
         assert await good.summaries(1) == ["still here"]
@@ -227,7 +227,7 @@ async def test_a_watch_survives_an_outage_of_the_database(
     async with watch(workspace, way) as watcher:
         async with no_database(site, cluster):
             site.state.wakeups.grew(id_of(workspace))
-            await until(lambda: asyncio.sleep(0, feed.looks >= 2), seconds=30)
+            await until(lambda: feed.looks >= 2, seconds=30)
         await until(lambda: accepted(workspace, "after the outage"), seconds=30)
 
         assert await watcher.summaries(1) == ["after the outage"]

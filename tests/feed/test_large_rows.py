@@ -47,10 +47,6 @@ async def asks(wire: Wire, caller: Caller) -> None:
     await wire.send(request_head("GET", f"{caller.path}/activity", token=caller.token))
 
 
-async def until_true(condition: Callable[[], bool]) -> None:
-    await until(lambda: asyncio.sleep(0, condition()))
-
-
 async def test_a_caller_without_a_place_gets_one_while_slow_ones_have_them_all():
     room = BodyRoom(8 * MIB, guaranteed_seconds=0)
     inside = 0
@@ -64,7 +60,7 @@ async def test_a_caller_without_a_place_gets_one_while_slow_ones_have_them_all()
             await asyncio.Event().wait()
 
     holders = [asyncio.create_task(slow(number)) for number in range(8)]
-    await until_true(lambda: inside == 8)
+    await until(lambda: inside == 8)
 
     shares.caller.set("victim")
     async with LargeRoom(room) as large:
@@ -94,7 +90,7 @@ async def test_a_page_arrives_while_slow_readers_have_all_of_the_room(site: Site
         # The first one has given way.
         with pytest.raises((IncompleteReadError, ConnectionError)):
             await wires[0].read(ROW)
-    await until_true(lambda: room.free_bytes == ROOM)
+    await until(lambda: room.free_bytes == ROOM)
 
 
 async def test_without_room_a_large_page_is_refused_and_a_small_one_is_not(
@@ -126,9 +122,9 @@ async def test_a_page_without_room_is_not_read(
 
     async with taken(room), wire_to(site) as wire:
         await asks(wire, victim)
-        await until_true(lambda: room.waiting == 1)
+        await until(lambda: room.waiting == 1)
         wire.close()
-        await until_true(lambda: room.waiting == 0)
+        await until(lambda: room.waiting == 0)
 
     assert found == [0]
     assert room.free_bytes == ROOM
@@ -161,8 +157,8 @@ async def test_a_few_large_pages_are_read_at_once(site: Site, monkeypatch: pytes
 
     monkeypatch.setattr(store, "newest_rows", read)
     answers = [asyncio.create_task(one.read_feed()) for one in readers]
-    await until_true(lambda: (len(small), len(large)) == (6, 4))
-    await until_true(lambda: waiting_reads(site) == 2)
+    await until(lambda: (len(small), len(large)) == (6, 4))
+    await until(lambda: waiting_reads(site) == 2)
     at_once = len(large)
     goes_on.set()
 
@@ -212,11 +208,11 @@ async def test_slow_watchers_give_way_and_can_resume(
         transport = getattr(watcher.way, "connection", None) or watcher.way._conn
         transport.transport.pause_reading()
         await append(slow, "large", body(ROW))
-        await until_true(lambda: room.free_bytes < 4000)
+        await until(lambda: room.free_bytes < 4000)
         await append(victim, "victim", body(100_000))
 
         assert await other.summaries(1) == ["victim"]
-    await until_true(lambda: room.free_bytes == size)
+    await until(lambda: room.free_bytes == size)
     resumed = {"headers": {"Last-Event-ID": first["id"]}, **UNLIMITED[way]}
     async with watch(slow, way, **resumed) as watcher:
         assert await watcher.summaries(1) == ["large"]

@@ -134,11 +134,11 @@ async def test_a_watcher_waits_for_a_place_and_then_gets_every_row(caller: Calle
         async with taken(room):
             await append(caller, "large", b'"%b"' % (b"x" * (MIB // 4)))
             await append(caller, "small")
-            await until(lambda: asyncio.sleep(0, room.waiting == 1))
+            await until(lambda: room.waiting == 1)
 
         assert await watcher.summaries(2) == ["large", "small"]
 
-    await until(lambda: asyncio.sleep(0, room.free_bytes == LARGE_BYTES))
+    await until(lambda: room.free_bytes == LARGE_BYTES)
 
 
 @pytest.mark.slow

@@ -112,10 +112,10 @@ async def test_a_waiting_reader_looks_at_each_row_once(
     waiting = asyncio.create_task(
         feed.read(workspace_id, Query(wanted=wanted, wait_seconds=60, **query))
     )
-    await until(lambda: asyncio.sleep(0, len(extents) == 2))  # a first look, and the rest
+    await until(lambda: len(extents) == 2)  # a first look, and the rest
 
     await feed.append(workspace_id, make_message(), now=datetime.now(UTC))
-    await until(lambda: asyncio.sleep(0, len(extents) == 3))
+    await until(lambda: len(extents) == 3)
     waiting.cancel()
 
     assert extents[2].after_seq == MANY

@@ -108,7 +108,7 @@ async def test_rows_of_another_server_are_seen(run_site: SiteFactory, way: str):
         choose(there, heartbeat_seconds=3600, search_seconds=3600)
         async with watch_any(there, way, headers=ADMIN) as watcher:
             waiter = next(iter(there.state.wakeups._for_all))
-            await until(lambda: asyncio.sleep(0, not waiter.must_search))
+            await until(lambda: not waiter.must_search)
             workspace = await registered(here)
             await workspace.staged(Part(name="a.txt"), Part(name="b.txt"))
 
@@ -210,7 +210,7 @@ async def test_a_watcher_that_does_not_read_is_dropped(site: Site, way: str):
             for number in range(40):
                 await append(workspace, str(number), large)
 
-            await until(lambda: asyncio.sleep(0, dropped(logged)))
+            await until(lambda: dropped(logged))
             await until(lambda: is_watched_by(site, 0))
     assert [line["workspace"] for line in dropped(logged)] == ["all"]
     assert await open_places(site) == 0

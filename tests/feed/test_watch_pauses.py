@@ -93,7 +93,7 @@ async def test_a_watcher_without_a_place_does_not_read_again_because_feeds_grow(
     ):
         next_rows = asyncio.create_task(watch.batch())
         await feed.append(workspace_id, LARGE, now=utc_now())
-        await until(lambda: asyncio.sleep(0, reads == [0]))
+        await until(lambda: reads == [0])
         for _ in range(5):
             await feed.append(workspace_id, SMALL, now=utc_now())
         feed.wakeups.stop()
@@ -116,7 +116,7 @@ async def test_large_rows_are_not_read_before_they_have_a_place(
         async with taken(room):
             next_rows = asyncio.create_task(watch.batch())
             await feed.append(workspace_id, LARGE, now=utc_now())
-            await until(lambda: asyncio.sleep(0, len(reads) > 5))
+            await until(lambda: len(reads) > 5)
             assert not any(reads)
 
         assert len(await next_rows or ()) == 1

@@ -109,7 +109,7 @@ async def begun(wire: Wire, caller: Caller, arrived: int) -> None:
 
 
 async def until_free(site: Site, size: int) -> None:
-    await until(lambda: asyncio.sleep(0, site.state.body_room.free_bytes == size))
+    await until(lambda: site.state.body_room.free_bytes == size)
 
 
 async def test_a_body_that_is_given_up_gives_its_room_back(caller: Caller):

@@ -1,6 +1,5 @@
 """Messages over HTTP: who may send them, which are accepted, and how they are stored."""
 
-import asyncio
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -206,7 +205,7 @@ async def test_the_bytes_of_messages_count_as_they_arrive(run_site: SiteFactory)
         path = f"{caller.path}/a2a"
         head = request_head("POST", path, token=caller.token, length=900_001)
         await wire.send(head + b" " * 900_000)
-        await until(lambda: asyncio.sleep(0, bytes_left(caller) < 200_000))
+        await until(lambda: bytes_left(caller) < 200_000)
 
         refused = await caller.message({"message": {"content": "x" * 200_000}}, to=caller)
         small = await caller.message(HELLO, to=caller)

@@ -43,7 +43,7 @@ async def waiting(caller: Caller, **query: Any) -> AsyncIterator["asyncio.Task[A
     """A reader that waits for the feed; it has begun to wait when this yields."""
     before = waiters(caller)
     reading = asyncio.create_task(caller.read_feed(**({"wait": 60} | query)))
-    await until(lambda: asyncio.sleep(0, waiters(caller) > before))
+    await until(lambda: waiters(caller) > before)
     try:
         yield reading
     finally:
@@ -152,10 +152,10 @@ async def test_a_wait_is_between_0_and_60_seconds(caller: Caller):
 async def test_the_wait_of_a_reader_that_disconnects_ends(caller: Caller):
     async with wire_to(caller.site) as wire:
         await wire.send(request_head("GET", f"{caller.path}/activity?wait=60", token=caller.token))
-        await until(lambda: asyncio.sleep(0, waiters(caller) == 1))
+        await until(lambda: waiters(caller) == 1)
         wire.close()
 
-        await until(lambda: asyncio.sleep(0, waiters(caller) == 0))
+        await until(lambda: waiters(caller) == 0)
 
 
 async def test_a_wait_is_answered_when_a_file_arrives_at_another_process(run_site: SiteFactory):

@@ -88,19 +88,19 @@ async def test_the_caller_that_has_least_of_the_room_is_next(run: Any):
     first, second, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
     run(kept(room, 2 * MIB, "a", first))
     run(kept(room, 2 * MIB, "a", second))
-    await until(lambda: asyncio.sleep(0, room.free_bytes == 0))
+    await until(lambda: room.free_bytes == 0)
     for caller in ("a", "a", "b"):
         run(kept(room, 2 * MIB, caller, never))
         await asyncio.sleep(0)
 
     first.set()
-    await until(lambda: asyncio.sleep(0, room.callers == ["a", "b"]))
+    await until(lambda: room.callers == ["a", "b"])
 
 
 async def test_a_body_that_has_had_its_time_gives_way_to_one_that_waits(run: Any):
     room = BodyRoom(4 * MIB, guaranteed_seconds=0, longest_wait_seconds=60)
     slow = run(kept(room, 3 * MIB, "a", asyncio.Event()))
-    await until(lambda: asyncio.sleep(0, room.free_bytes == MIB))
+    await until(lambda: room.free_bytes == MIB)
 
     async with body(room, 3 * MIB, "b"):
         pass
@@ -121,9 +121,9 @@ async def test_a_body_that_does_not_wait_for_its_client_does_not_give_way(run: A
             await leave.wait()
 
     storing = run(store())
-    await until(lambda: asyncio.sleep(0, room.free_bytes == MIB))
+    await until(lambda: room.free_bytes == MIB)
     waiting = run(kept(room, 3 * MIB, "b", leave))
-    await until(lambda: asyncio.sleep(0, room.waiting == 1))
+    await until(lambda: room.waiting == 1)
     leave.set()
 
     await asyncio.gather(storing, waiting)
@@ -133,9 +133,9 @@ async def test_no_body_gives_way_that_need_not(run: Any):
     """Only as many end as make room, the longest ones first."""
     room = BodyRoom(4 * MIB, guaranteed_seconds=0, longest_wait_seconds=60)
     oldest = run(kept(room, 2 * MIB, "a", asyncio.Event()))
-    await until(lambda: asyncio.sleep(0, room.free_bytes == 2 * MIB))
+    await until(lambda: room.free_bytes == 2 * MIB)
     younger = run(kept(room, 2 * MIB, "a", asyncio.Event()))
-    await until(lambda: asyncio.sleep(0, room.free_bytes == 0))
+    await until(lambda: room.free_bytes == 0)
 
     async with body(room, MIB, "b"):
         pass
@@ -148,7 +148,7 @@ async def test_a_body_keeps_its_room_for_the_guaranteed_time(run: Any):
     room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=0.05)
     leave = asyncio.Event()
     first = run(kept(room, 3 * MIB, "a", leave))
-    await until(lambda: asyncio.sleep(0, room.free_bytes == MIB))
+    await until(lambda: room.free_bytes == MIB)
 
     with pytest.raises(TooManyAtOnce):
         async with body(room, 3 * MIB, "b"):
@@ -161,7 +161,7 @@ async def test_a_body_keeps_its_room_for_the_guaranteed_time(run: Any):
 async def test_a_body_that_stands_still_does_not_keep_what_it_announced(run: Any):
     room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=60)
     whole = run(kept(room, MIB, "a", asyncio.Event()))
-    await until(lambda: asyncio.sleep(0, room.free_bytes == 3 * MIB))
+    await until(lambda: room.free_bytes == 3 * MIB)
 
     async def announce() -> None:
         shares.caller.set("b")
@@ -170,7 +170,7 @@ async def test_a_body_that_stands_still_does_not_keep_what_it_announced(run: Any
             await asyncio.Event().wait()
 
     stalled = run(announce())
-    await until(lambda: asyncio.sleep(0, room.free_bytes == 0))
+    await until(lambda: room.free_bytes == 0)
 
     async with body(room, 2 * MIB, "c"):
         assert isinstance((await asyncio.gather(stalled, return_exceptions=True))[0], TooManyAtOnce)
@@ -182,10 +182,10 @@ async def test_room_is_made_for_all_that_wait(run: Any):
     room = BodyRoom(4 * MIB, guaranteed_seconds=0, longest_wait_seconds=60)
     for _ in range(4):
         run(kept(room, MIB, "slow", asyncio.Event()))
-    await until(lambda: asyncio.sleep(0, room.free_bytes == 0))
+    await until(lambda: room.free_bytes == 0)
     leave = asyncio.Event()
     waiting = [run(kept(room, MIB, caller, leave)) for caller in "abc"]
-    await until(lambda: asyncio.sleep(0, room.waiting == 0))
+    await until(lambda: room.waiting == 0)
     leave.set()
 
     assert await asyncio.gather(*waiting) == ["a", "b", "c"]
@@ -195,11 +195,11 @@ async def test_of_callers_that_have_nothing_the_smallest_body_is_next(run: Any):
     room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=60)
     leave, never = asyncio.Event(), asyncio.Event()
     run(kept(room, 4 * MIB, "first", leave))
-    await until(lambda: asyncio.sleep(0, room.free_bytes == 0))
+    await until(lambda: room.free_bytes == 0)
     large = [run(kept(room, 4 * MIB, caller, never)) for caller in "abc"]
-    await until(lambda: asyncio.sleep(0, room.waiting == 3))
+    await until(lambda: room.waiting == 3)
     small = run(kept(room, MIB, "d", leave))
-    await until(lambda: asyncio.sleep(0, room.waiting == 4))
+    await until(lambda: room.waiting == 4)
 
     leave.set()
 
@@ -211,12 +211,12 @@ async def test_a_body_that_is_cancelled_while_it_waits_takes_no_room(run: Any):
     room = BodyRoom(4 * MIB, guaranteed_seconds=60, longest_wait_seconds=60)
     leave = asyncio.Event()
     run(kept(room, 3 * MIB, "a", leave))
-    await until(lambda: asyncio.sleep(0, room.free_bytes == MIB))
+    await until(lambda: room.free_bytes == MIB)
     waiting = run(kept(room, 3 * MIB, "b", leave))
-    await until(lambda: asyncio.sleep(0, room.waiting == 1))
+    await until(lambda: room.waiting == 1)
 
     waiting.cancel()
     leave.set()
 
-    await until(lambda: asyncio.sleep(0, room.free_bytes == 4 * MIB))
+    await until(lambda: room.free_bytes == 4 * MIB)
     assert room.waiting == 0

@@ -150,7 +150,7 @@ async def test_a_turn_ends_when_its_request_takes_long(monkeypatch: pytest.Monke
     await waiting.take()
     await other.take()
     again = asyncio.create_task(waiting.take())
-    await until(lambda: asyncio.sleep(0, again.done()))
+    await until(again.done)
     for turn in (waiting, other):
         turn.end()
         turn.end()

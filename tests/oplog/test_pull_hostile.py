@@ -119,7 +119,7 @@ async def test_who_cannot_say_how_far_it_has_read_us_vouches_for_nothing(
 async def waits_asked_for(reader: Reader, times: int) -> list[str | None]:
     """Follow the peer until it was asked so often; how long it might wait each time."""
     following = asyncio.create_task(reader.follower.follow(reader.other.url))
-    await until(lambda: asyncio.sleep(0, len(reader.other.asked) >= times))
+    await until(lambda: len(reader.other.asked) >= times)
     following.cancel()
     await asyncio.wait([following])
     return [asked.query.get("wait") for asked in reader.other.asked[:times]]

@@ -54,7 +54,7 @@ async def idle(stack: AsyncExitStack, site: Site, count: int) -> None:
     before = open_connections(site)
     for _ in range(count):
         await stack.enter_async_context(wire_to(site))
-    await until(lambda: asyncio.sleep(0, open_connections(site) == before + count))
+    await until(lambda: open_connections(site) == before + count)
 
 
 def open_connections(site: Site) -> float:
@@ -88,8 +88,8 @@ async def test_connections_beyond_the_total_are_refused_until_one_is_closed(
                 assert await wire.is_closed()
             assert refused(site, "total") == 1
 
-        await until(lambda: asyncio.sleep(0, open_connections(site) == 0))
-        await until(lambda: asyncio.sleep(0, waiting_for_refusal(site) == 0))
+        await until(lambda: open_connections(site) == 0)
+        await until(lambda: waiting_for_refusal(site) == 0)
         async with wire_to(site) as wire:
             assert (await health(wire)).status == 200
 
@@ -100,7 +100,7 @@ async def test_refused_connections_that_send_nothing_do_not_pile_up(run_site: Si
         AsyncExitStack() as stack,
     ):
         wires = [await stack.enter_async_context(wire_to(site)) for _ in range(200)]
-        await until(lambda: asyncio.sleep(0, refused(site, "total") == 184))
+        await until(lambda: refused(site, "total") == 184)
 
         assert open_connections(site) == 16
         assert waiting_for_refusal(site) <= site.state.connections._limits.refused + 1
@@ -146,7 +146,7 @@ async def test_an_address_cannot_use_up_the_total_with_connections_that_are_refu
     ):
         for _ in range(silent):
             await stack.enter_async_context(wire_to(site))
-        await until(lambda: asyncio.sleep(0, refused(site, "address") == silent - 4))
+        await until(lambda: refused(site, "address") == silent - 4)
 
         assert open_connections(site) == 4
         assert waiting_for_refusal(site) <= site.state.connections._limits.refused + 1
@@ -214,7 +214,7 @@ async def test_every_connection_is_given_back(site: Site):
         await until(lambda: is_watched_by(site, 2))
         wire.close()
 
-    await until(lambda: asyncio.sleep(0, open_connections(site) == 0))
+    await until(lambda: open_connections(site) == 0)
     assert not site.state.connections._unauthenticated
     assert not site.state.concurrency._running
 
@@ -264,7 +264,7 @@ async def test_connections_that_run_short_are_logged_once(run_site: SiteFactory)
             for _ in range(2):
                 async with AsyncExitStack() as stack:
                     await idle(stack, site, 15)
-                await until(lambda: asyncio.sleep(0, open_connections(site) == 0))
+                await until(lambda: open_connections(site) == 0)
 
     warnings = [line for line in logged if line["event"] == "connections_nearly_full"]
     assert [(line["open"], line["limit"]) for line in warnings] == [(13, 16)] * 2
@@ -323,7 +323,7 @@ async def test_a_connection_is_not_refused_at_once(
         wire_to(site),
         wire_to(site) as refused,
     ):
-        await until(lambda: asyncio.sleep(0, waiting_for_refusal(site) == 1))
+        await until(lambda: waiting_for_refusal(site) == 1)
         await refused.send(HEALTH)
         async with wire_to(site, source="127.0.0.2") as other:
             assert (await health(other)).status == 200

@@ -85,8 +85,8 @@ async def test_made_up_tokens_of_one_address_have_one_share(
         assert (await known.ask("GET", "/activity")).status == 200
 
         flood = [stuck.ask(site) for _ in range(FLOOD)]
-        await until(lambda: asyncio.sleep(0, users(site, HERE) == FLOOD))
-        await until(lambda: asyncio.sleep(0, stuck.running >= 2))
+        await until(lambda: users(site, HERE) == FLOOD)
+        await until(lambda: stuck.running >= 2)
         answers = [
             await known.ask("GET", "/activity"),
             await ask(site, "GET", f"{known.path}/activity", headers=ADMIN),

@@ -191,7 +191,7 @@ async def slow_reader(target: Target, wire: Wire) -> None:
     """
     await wire.send(target.head())
     await is_answered(wire)
-    await until(lambda: asyncio.sleep(0, not is_open_at_the_server(wire)))
+    await until(lambda: not is_open_at_the_server(wire))
 
 
 def is_open_at_the_server(wire: Wire) -> bool:

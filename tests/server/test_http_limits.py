@@ -199,7 +199,7 @@ async def test_few_pipelined_requests_are_parsed_ahead_and_all_are_answered(shar
     )
     async with wire_to(shared_site) as wire:
         await wire.send(poll + HEALTH * 3000)
-        await until(lambda: asyncio.sleep(0, any(protocol.pipeline for protocol in protocols())))
+        await until(lambda: any(protocol.pipeline for protocol in protocols()))
         ahead = max(len(protocol.pipeline) for protocol in protocols())
 
         await wake(workspace)

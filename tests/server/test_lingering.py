@@ -137,8 +137,8 @@ async def test_a_request_whose_client_has_gone_ends_although_another_was_pipelin
     head = request_head("GET", f"{caller.path}/activity?wait=60", token=caller.token)
     async with wire_to(site) as wire:
         await wire.send(head + request_head("GET", "/health"))
-        await until(lambda: asyncio.sleep(0, len(site.state.wakeups._waiters) == 1))
-    await until(lambda: asyncio.sleep(0, not site.state.wakeups._waiters))
+        await until(lambda: len(site.state.wakeups._waiters) == 1)
+    await until(lambda: not site.state.wakeups._waiters)
 
 
 HANDSHAKE = [
@@ -168,9 +168,9 @@ async def test_what_a_client_leaves_behind_is_freed_at_once(site: Site, how: str
     try:
         async with wire_to(site) as wire:
             await wire.send(LEFT_EARLY[how])
-            await until(lambda: asyncio.sleep(0, bool(protocols_of(wire))))
+            await until(lambda: bool(protocols_of(wire)))
             left = protocols_of(wire)
-        await until(lambda: asyncio.sleep(0, not any(protocol() for protocol in left)))
+        await until(lambda: not any(protocol() for protocol in left))
     finally:
         gc.enable()
 
@@ -195,11 +195,11 @@ async def test_a_client_that_is_cut_off_is_closed_a_moment_later(
     cut_off = site.state.metrics.connections.cut_off.labels("long_request")._value
     async with wire_to(site) as wire:
         await wire.send(head + chunked(b"{}") + b"0\r\n" + b"a: b\r\n" * 100)
-        await until(lambda: asyncio.sleep(0, cut_off.get() == 1))
+        await until(lambda: cut_off.get() == 1)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await wire.rest()
-        await until(lambda: asyncio.sleep(0, not site.state.concurrency._running))
+        await until(lambda: not site.state.concurrency._running)
         (protocol,) = protocols_of(wire)
         found = protocol()
         assert found is not None

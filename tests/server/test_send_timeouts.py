@@ -114,7 +114,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(
     async with small_socket(site) as connection:
         sending = asyncio.create_task(send(connection, asked))
         if request_for in {stream, websocket}:
-            await until(lambda: asyncio.sleep(0, bool(site.state.wakeups._waiters)))
+            await until(lambda: bool(site.state.wakeups._waiters))
             await append(workspace, "a row", b'"' + b"x" * MIB + b'"', count=3)
 
         await until(lambda: is_cut_off(site))

@@ -43,7 +43,7 @@ async def all_turns_of(caller: Caller) -> AsyncIterator[None]:
 async def waits(answering: "asyncio.Task[Answer]", caller: Caller) -> None:
     """Wait until the request is queued for a turn, and make sure that it has no answer."""
     turns = caller.site.state.turns
-    await until(lambda: asyncio.sleep(0, bool(turns._callers[UUID(caller.id)].queue)))
+    await until(lambda: bool(turns._callers[UUID(caller.id)].queue))
     assert not answering.done()
 
 
@@ -63,7 +63,7 @@ async def test_a_request_waits_for_the_others_of_its_workspace_and_for_no_one_el
 
     assert [answer.status for answer in others] == [200, 200, 200]
     assert (await held_up).status == 200
-    await until(lambda: asyncio.sleep(0, len(site.state.turns) == 0))
+    await until(lambda: len(site.state.turns) == 0)
 
 
 async def goes_on_with_a_turn(caller: Caller, go_on: Awaitable[Any], answer: Awaitable[Any]) -> Any:
@@ -80,7 +80,7 @@ async def test_an_upload_takes_a_turn_for_the_body_that_arrives_later(site: Site
     body = form(Part())
     async with wire_to(site) as wire:
         await wire.send(upload_head(caller, len(body)) + body[:10])
-        await until(lambda: asyncio.sleep(0, len(site.state.receiver.server._claims) == 1))
+        await until(lambda: len(site.state.receiver.server._claims) == 1)
         answer = await goes_on_with_a_turn(caller, wire.send(body[10:]), wire.answer())
 
     assert answer.status == 200
@@ -92,7 +92,7 @@ async def test_a_message_takes_a_turn_for_the_body_that_arrives_later(site: Site
     head = request_head("POST", f"{caller.path}/a2a", token=caller.token, length=len(body))
     async with wire_to(site) as wire:
         await wire.send(head + body[:1])
-        await until(lambda: asyncio.sleep(0, running(caller) == 1))
+        await until(lambda: running(caller) == 1)
         answer = await goes_on_with_a_turn(caller, wire.send(body[1:]), wire.answer())
 
     assert answer.status == 200
@@ -105,7 +105,7 @@ def running(caller: Caller) -> int:
 async def test_a_long_poll_has_no_turn_while_it_waits_and_takes_one_when_it_is_woken(site: Site):
     caller = await registered(site)
     polling = asyncio.create_task(caller.read_feed(wait=30))
-    await until(lambda: asyncio.sleep(0, is_waiting(caller) and len(site.state.turns) == 0))
+    await until(lambda: is_waiting(caller) and len(site.state.turns) == 0)
 
     answer = await goes_on_with_a_turn(caller, append(caller, "news"), polling)
     assert [row["summary"] for row in answer.json] == ["news"]
